@@ -1,0 +1,73 @@
+# The only list of verbs. Needs Python 3.11 or newer with pip; everything else is put into .venv.
+
+PYTHON ?= python3
+N ?= 20000
+VENV := .venv
+BIN := $(VENV)/bin
+# The interpreter's own pip fills the environment, so a Python without ensurepip will do.
+PIP := $(PYTHON) -m pip --disable-pip-version-check --python $(BIN)/python install --quiet --quiet
+CASES ?= ../shared/cases
+
+# Without compiled bytecode every process of a cluster spends its first seconds compiling Dask.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH
+
+.PHONY: help demo test check proto bench up down cases clean
+
+help:
+	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
+	@echo "make test [ARGS='-k name']    run the tests"
+	@echo "make check                    ruff and mypy"
+	@echo "make proto                    generate taskdb/wire from proto/"
+	@echo "make bench [ARGS=--help]      measure against the stock scheduler"
+	@echo "make up | down                a cluster in containers"
+	@echo "make cases [WINDOW=n] [ARGS=names]   run the cases of CASES=$(CASES) on a small cluster"
+	@echo "make clean                    remove what these verbs made"
+
+demo: $(VENV)/core
+	@$(BIN)/python -m demo --chunks $(N) $(ARGS)
+
+test: $(VENV)/dev
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(VENV)/dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+# The mapped path gives the generated modules their package name.
+proto: $(VENV)/dev
+	@$(BIN)/python -m grpc_tools.protoc -Itaskdb/wire=proto --python_out=. --pyi_out=. --grpc_python_out=. taskdb/wire/taskdb.proto
+
+bench: $(VENV)/dev
+	@$(BIN)/python -m bench $(or $(ARGS),compare --workload basic-sum)
+
+up:
+	@docker compose up --build --detach --wait
+
+down:
+	@docker compose down
+
+cases: $(VENV)/dev
+	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }
+	@$(BIN)/python -m demo.cluster $(if $(WINDOW),--window $(WINDOW)) -- $(BIN)/python $(CASES)/run_cases.py {address} $(ARGS)
+
+clean:
+	@rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv --without-pip $(VENV)
+
+# Stamps: done again only when the dependencies may have changed. pip compiles what it installs; an editable project is left to us.
+$(VENV)/core: pyproject.toml | $(BIN)/python
+	@echo "installing dask-taskdb"
+	@$(PIP) --editable .
+	@$(BIN)/python -m compileall -q taskdb scheduler_adapter demo
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	@echo "installing what tests and checks need"
+	@$(PIP) --editable '.[test,lint]'
+	@touch $@

@@ -1,0 +1,130 @@
+"""The commands of `python -m bench`. Tables go to stdout, words to stderr; exit 0 ok, 1 a run failed, 2 usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench import figures
+from bench.runs import Interrupted, Options, machine, run
+from bench.workloads import WORKLOADS
+from bench.zero_worker import NBYTES
+
+#: Threads of a worker when nothing is said.
+NTHREADS_ZERO, NTHREADS_REAL = 4, 1
+
+
+@click.group()
+def main() -> None:
+    """Measure our scheduler against the stock one."""
+
+
+@main.command("list")
+def list_workloads() -> None:
+    """Show the workloads."""
+    table = Table("workload", "shape")
+    for workload in WORKLOADS.values():
+        table.add_row(workload.name, workload.shape)
+    Console().print(table)
+
+
+def _order(side: str, repeat: int) -> list[str]:
+    """The runs to make: in turn, and every second round the other way round, against drift of the machine."""
+    sides = list(figures.SIDES) if side == "both" else [side]
+    return [name for number in range(repeat) for name in (sides if number % 2 == 0 else sides[::-1])]
+
+
+def _run_all(order: list[str], workload: str, options: Options) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Make all runs; a side that failed once is not tried again. Returns the runs, and what failed by side."""
+    runs: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for number, side in enumerate(order, 1):
+        if side in failed:
+            continue
+        click.echo(f"run {number} of {len(order)}: {workload}, {side}", err=True)
+        try:
+            runs.append({"side": side, "figures": run(side, WORKLOADS[workload], options)})
+        except Exception as exc:
+            failed[side] = "\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", [])])
+            click.echo(f"{side} failed: {failed[side]}", err=True)
+    return runs, failed
+
+
+@main.command()
+@click.option("--workload", type=click.Choice(list(WORKLOADS)), required=True)
+@click.option("--tasks", type=click.IntRange(1), default=2000, show_default=True, help="About how many tasks.")
+@click.option("--window", type=click.IntRange(0), help="Window of our scheduler, tasks.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything here.")
+@click.option("--real-workers", is_flag=True, help="Workers that compute; results are checked.")
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--nthreads", type=click.IntRange(1), help="Threads a worker.  [default: 4, real workers 1]")
+@click.option("--nbytes", type=click.IntRange(1), default=NBYTES, show_default=True, help="Size zero workers claim.")
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Rounds; medians are shown.")
+@click.option("--side", type=click.Choice(["both", *figures.SIDES]), default="both", show_default=True)
+@click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True, help="Bound on a run, seconds.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep logs and stores here.")
+def compare(
+    workload: str,
+    tasks: int,
+    window: int | None,
+    json_file: Path | None,
+    real_workers: bool,
+    workers: int,
+    nthreads: int | None,
+    nbytes: int,
+    repeat: int,
+    side: str,
+    timeout: float,
+    folder: Path | None,
+) -> None:
+    """Run one workload on both sides in turn and show their figures side by side."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder.resolve()
+    options = Options(
+        tasks=tasks,
+        workers=workers,
+        nthreads=nthreads or (NTHREADS_REAL if real_workers else NTHREADS_ZERO),
+        real_workers=real_workers,
+        nbytes=nbytes,
+        window=window,
+        timeout_s=timeout,
+        folder=folder,
+    )
+    try:
+        runs, failed = _run_all(_order(side, repeat), workload, options)
+    except Interrupted as exc:
+        click.echo(str(exc), err=True)
+        sys.exit(1)
+    asked = {**asdict(options), "repeat": repeat, "worker_kind": "real" if real_workers else "zero"}
+    del asked["folder"]
+    head = {"workload": workload, "options": asked, "machine": machine(), "failed": failed}
+    content = figures.document(head, runs)
+    if json_file is not None:
+        json_file.write_text(json.dumps(content, indent=2) + "\n")
+    if runs:
+        Console().print(figures.side_by_side(content))
+    if failed:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def table(files: tuple[Path, ...]) -> None:
+    """Show files of `compare --json` as one Markdown table."""
+    try:
+        contents = [figures.load(file) for file in files]
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    click.echo(figures.markdown(contents))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench")

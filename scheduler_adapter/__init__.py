@@ -1,0 +1,51 @@
+"""The scheduler preload: `dask scheduler --preload scheduler_adapter --taskdb-url HOST:PORT`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scheduler_adapter.config import AdapterConfig, register_defaults
+
+logger = logging.getLogger("taskdb.adapter")
+register_defaults()
+
+
+class SetupFailed(BaseException):
+    """The adapter could not start. Not an Exception: Dask logs those of a preload and runs on without it."""
+
+
+@click.command()
+@click.option("--taskdb-url", default=None, help="Address of the daemon: HOST:PORT or unix:PATH. Without it, one is started as a child.")
+@click.option("--taskdb-window", default=None, type=click.IntRange(min=0), help="Budget of resident tasks; 0 pages everything.")
+@click.option("--taskdb-data", default=None, type=click.Path(file_okay=False), help="Folder of the child daemon's store.")
+async def dask_setup(scheduler: Any, taskdb_url: str | None, taskdb_window: int | None, taskdb_data: str | None) -> None:
+    """Keep the scheduler's task state in taskdb."""
+    from scheduler_adapter.adapter import Adapter
+
+    try:
+        adapter = Adapter(scheduler, AdapterConfig.load(url=taskdb_url, window=taskdb_window, data=taskdb_data))
+        await adapter.start()
+    except Exception as e:
+        _fail(e)
+
+
+async def dask_teardown(scheduler: Any) -> None:
+    adapter = getattr(scheduler, "taskdb", None)
+    if adapter is not None:
+        await adapter.close()
+
+
+def _fail(error: Exception) -> None:
+    """End the process, if it is a scheduler's own; else (LocalCluster) let whoever starts the scheduler see it."""
+    line = f"taskdb: the scheduler cannot start: {error}"
+    if Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py"):
+        logger.debug("", exc_info=error)
+        print(line, file=sys.stderr, flush=True)
+        os._exit(1)
+    raise SetupFailed(line) from error

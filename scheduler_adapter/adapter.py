@@ -1,0 +1,94 @@
+"""Puts the parts together on one scheduler, and takes them apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from distributed.scheduler import Scheduler
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.clients import Clients
+from scheduler_adapter.config import AdapterConfig
+from scheduler_adapter.embedded import EmbeddedDaemon
+from scheduler_adapter.ingest.client import IngestProcess
+from scheduler_adapter.lookups import Lookups
+from scheduler_adapter.pager import Pager
+from scheduler_adapter.submissions import Submitter
+from taskdb.client import Session
+
+logger = logging.getLogger("taskdb.adapter")
+
+
+class Adapter:
+    """One scheduler's connection to the database. `scheduler.taskdb` for whoever looks from outside."""
+
+    def __init__(self, scheduler: Scheduler, config: AdapterConfig):
+        self.scheduler = scheduler
+        self.config = config
+        self.undo = internals.Undo()
+        self.daemon: EmbeddedDaemon | None = None
+        self.session: Session | None = None
+        self.ingest = IngestProcess()
+        self.pager = Pager(scheduler, config)
+
+    async def start(self) -> None:
+        """Reach the database, then take over. Raises UnsupportedDask, TaskDBError; the scheduler is untouched then."""
+        internals.check_supported()
+        config = self.config
+        address = config.url
+        if address is None:
+            self.daemon = EmbeddedDaemon(config.data)
+            await self.daemon.start(max(config.connect_timeout_seconds, 30))
+            address = self.daemon.address
+        self.session = Session(
+            address,
+            f"{self.scheduler.address}-{uuid.uuid4().hex[:8]}",
+            on_result=self.pager.on_result,
+            on_state=self._state,
+            held=self.pager.window.held_ids,
+        )
+        try:
+            info = await self.session.attach(config.connect_timeout_seconds)
+        except BaseException:
+            if self.daemon is not None:
+                await self.daemon.close()
+            raise
+        self.pager.session = self.session
+        self.ingest.start()
+        self._take_over()
+        logger.info("taskdb: epoch %d on %s (store %s)", info.epoch, address, info.store_uuid)
+
+    def _take_over(self) -> None:
+        scheduler = self.scheduler
+        submitter = Submitter(scheduler, self.config, self.pager, self.ingest)
+        self.clients = Clients(scheduler, self.pager, submitter, self.undo)
+        self.lookups = Lookups(scheduler, self.pager, self.undo)
+        internals.suppress_cancelled(scheduler, self.undo, self.pager.runs_again)
+        internals.send_stored_specs(scheduler, self.undo)
+        scheduler.add_plugin(self.pager, name=self.pager.name)
+        scheduler.taskdb = self  # type: ignore[attr-defined]
+
+    def _state(self, state: str, detail: str) -> None:
+        if state == "lost":
+            logger.warning("taskdb: the daemon is gone (%s); what is resident runs on, the rest waits until it is back", detail)
+        elif state == "live":
+            logger.warning("taskdb: the daemon is back")
+            self.pager.schedule(urgent=True)
+        else:
+            # Fenced, or refused for good: a scheduler without its database must not run on.
+            logger.critical("taskdb: %s; this scheduler stops", detail)
+            asyncio.ensure_future(self.scheduler.close(reason=f"taskdb: {detail}"))
+
+    async def close(self) -> None:
+        scheduler = self.scheduler
+        self.pager.close()
+        if self.pager.name in scheduler.plugins:
+            scheduler.remove_plugin(self.pager.name)
+        self.undo.run()
+        await self.ingest.close()
+        if self.session is not None:
+            await self.session.close()
+        if self.daemon is not None:
+            await self.daemon.close()

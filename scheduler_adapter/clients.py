@@ -1,0 +1,284 @@
+"""What clients say, apart from submitting: wants, cancel, retry, data, disconnect, restart. Routes it to stock, to the database, or both.
+
+Every message of a client goes through its inbox, so that it takes effect in order though a graph before it is still arriving; cancel
+and disconnect overtake.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any
+
+from distributed.scheduler import Scheduler
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.inbox import Inbox, Message
+from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.pager import FIRE_AND_FORGET, Pager, Submission
+from scheduler_adapter.submissions import Submitter
+from scheduler_adapter.window import Resident
+from taskdb.commands import (
+    AddTasks,
+    BeginGraph,
+    Cancel,
+    Cancelled,
+    DropClient,
+    Retry,
+    SealGraph,
+    Unwant,
+    Want,
+)
+from taskdb.model import Level, TaskFlag
+
+logger = logging.getLogger("taskdb.adapter")
+
+#: Messages that neither change nor read tasks: they do not wait behind a graph.
+_PASS = {"heartbeat-client", "subscribe-topic", "unsubscribe-topic"}
+#: Messages that overtake.
+_OVERTAKE = {"cancel-keys", "close-client"}
+
+
+class Clients:
+    def __init__(self, scheduler: Scheduler, pager: Pager, submitter: Submitter, undo: internals.Undo):
+        self.scheduler = scheduler
+        self.pager = pager
+        self.submitter = submitter
+        self.inboxes: dict[str, Inbox] = {}
+        self._cancel_words: tuple[str, str] = ("", "")
+        pager.on_cancelled = self._cancelled
+        self._install(undo)
+
+    def _install(self, undo: internals.Undo) -> None:
+        s = self.scheduler
+        self._stock = {
+            name: getattr(s, name)
+            for name in ("client_desires_keys", "client_releases_keys", "remove_client", "update_data", "restart", "stimulus_retry")
+        }
+        streams = s.stream_handlers
+        ours: dict[str, Callable[..., Any]] = {
+            "update-graph": self.submitter.take,
+            "client-desires-keys": self.desires,
+            "client-releases-keys": self.releases,
+            "cancel-keys": self.cancel,
+            "close-client": self.remove,
+            "update-data": self.update_data,
+            "report-key": self.report_key,
+        }
+        client_ops = set(ours) | {
+            op for op, handler in streams.items() if op not in ours and "client" in inspect.signature(handler).parameters
+        }
+        for op in client_ops - _PASS:
+            handler = ours.get(op, streams.get(op))
+            if op in _OVERTAKE:
+                undo.set_item(streams, op, handler)
+            else:
+                undo.set_item(streams, op, functools.partial(self._receive, op, handler))
+        for name, method in {
+            "client_desires_keys": self.desires,
+            "client_releases_keys": self.releases,
+            "remove_client": self.remove,
+            "update_data": self.update_data,
+            "restart": self.restart,
+            "stimulus_cancel": self.cancel,
+        }.items():
+            undo.set_attr(s, name, method)
+        undo.set_item(s.handlers, "update_data", self.update_data)
+        undo.set_item(s.handlers, "restart", self.restart)
+        undo.set_item(s.handlers, "retry", self.retry)
+
+    # ------------------------------------------------------------------------------------------------------ the inbox
+
+    def _receive(self, op: str, handler: Callable[..., Any], client: str, **kwargs: Any) -> None:
+        inbox = self.inboxes.get(client)
+        if client == FIRE_AND_FORGET:
+            # The message names no sender: it belongs behind the graph that brings its keys.
+            wanted = set(kwargs.get("keys", ()))
+            for other in self.inboxes.values():
+                if any(m.op == "update-graph" and wanted & set(m.kwargs["keys"]) for m in other.waiting()):
+                    inbox = other
+        if inbox is None:
+            inbox = self.inboxes[client] = Inbox(self._failed)
+        inbox.put(Message(op, handler, {"client": client, **kwargs}))
+
+    def _failed(self, message: Message, error: Exception) -> None:
+        logger.error("message %s of client %s failed", message.op, message.kwargs.get("client"), exc_info=error)
+
+    # ---------------------------------------------------------------------------------------------------------- wants
+
+    def desires(self, keys: Collection[Any], client: str) -> None:
+        """`client-desires-keys`, also for keys on disk."""
+        keys = list(keys)
+        internals.ensure_client_state(self.scheduler, client)
+        self.submitter.want_resident(keys, client)
+        if client == FIRE_AND_FORGET:
+            self.pager.fire_and_forget.update(k for k in keys if not self._done(k))
+        self.pager.send(Want(client, [pack_key(k) for k in keys]))
+
+    def _done(self, key: Any) -> bool:
+        ts = self.scheduler.tasks.get(key)
+        return ts is not None and ts.state in ("memory", "erred")
+
+    def releases(self, keys: Collection[Any], client: str, stimulus_id: str | None = None) -> None:
+        """`client-releases-keys`, also for keys on disk."""
+        keys = list(keys)
+        self._stock["client_releases_keys"](keys=keys, client=client, stimulus_id=stimulus_id)
+        if keys:
+            self.pager.send(Unwant(client, [pack_key(k) for k in keys]))
+
+    def report_key(self, key: Any, client: str) -> None:
+        """`report-key`: stock says `cancelled` of a key it does not hold; the database may have it."""
+        ts = self.scheduler.tasks.get(key)
+        if ts is not None:
+            self.scheduler.report_on_key(ts=ts, client=client)
+        else:
+            self.scheduler._ongoing_background_tasks.call_soon(self._report_unknown, key, client)
+
+    async def _report_unknown(self, key: Any, client: str) -> None:
+        (want,) = await self.pager.want(client, [key])
+        if want.state is None:
+            self.scheduler.client_send(client, {"op": "cancelled-keys", "keys": [key]})
+
+    # --------------------------------------------------------------------------------------------------------- cancel
+
+    def cancel(self, keys: Collection[Any], client: str, force: bool, reason: str = "", msg: str = "") -> None:
+        """`cancel-keys`. The database knows all that depends on a key, so it says what is cancelled; stock's walk knows residents only."""
+        keys = list(keys)
+        logger.info("Client %s requests to cancel %d keys", client, len(keys))
+        self.scheduler.log_event(client, {"action": "cancel", "count": len(keys), "force": force})
+        if client not in self.scheduler.clients:
+            return
+        self._cancel_words = reason, msg
+        command = Cancel(client, [pack_key(k) for k in keys], force)
+        self.pager.send(command, urgent=True)
+        inbox = self.inboxes.get(client)
+        if inbox is None or inbox.idle:
+            return
+        # A graph on its way: what is cancelled of it before it has come is not submitted at all, or cancelled once it is there.
+        cancelled = set(keys)
+        for message in inbox.waiting():
+            if message.op == "update-graph" and (hit := cancelled & set(message.kwargs["keys"])):
+                if hit == set(message.kwargs["keys"]):
+                    inbox.drop(message)
+                    self._tell_cancelled(list(hit))
+                else:
+                    inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": client}))
+
+    def _cancelled(self, cancelled: list[Cancelled]) -> None:
+        """The database has ended these wants; do so here, and tell."""
+        keys = [unpack_key(c.key) for c in cancelled]
+        holder = self.pager.holder
+        by_client: dict[Any, list[Any]] = {}
+        for key in keys:
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None:
+                for cs in ts.who_wants or ():
+                    if cs is not holder:
+                        by_client.setdefault(cs, []).append(key)
+        for cs, theirs in by_client.items():
+            internals.release_wants(self.scheduler, theirs, cs, "taskdb-cancel")
+        self._tell_cancelled(keys)
+
+    def _tell_cancelled(self, keys: list[Any]) -> None:
+        reason, msg = self._cancel_words
+        self.scheduler.report({"op": "cancelled-keys", "keys": keys, "reason": reason, "msg": msg})
+
+    # ---------------------------------------------------------------------------------------------------------- retry
+
+    async def retry(self, keys: Collection[Any], client: str | None = None) -> tuple[Any, ...]:
+        """`retry`. Followed tasks are stock's; the database starts the others again, from those that failed themselves."""
+        followed = []
+        paged = []
+        for key in keys:
+            resident = self.pager.window.by_key.get(key)
+            if resident is not None and not resident.paged and not _any_paged_below(self.pager, resident):
+                followed.append(key)
+            else:
+                paged.append(key)
+        if followed:
+            self._stock["stimulus_retry"](keys=followed, client=client)
+        if paged:
+            for key in paged:
+                ts = self.scheduler.tasks.get(key)
+                if client and (ts is None or ts.state == "erred"):
+                    self.scheduler.client_send(client, {"op": "task-retried", "key": key})
+            self.pager.send(Retry([pack_key(k) for k in paged]), urgent=True)
+            await self.pager.answered()
+        return tuple(keys)
+
+    # ----------------------------------------------------------------------------------------------------------- data
+
+    def update_data(self, *, who_has: dict[Any, list[str]], nbytes: dict[Any, int], client: str | None = None) -> None:
+        """Scattered data: the database must know of it, for graphs that use it."""
+        new = [key for key in who_has if self.pager.window.by_key.get(key) is None]
+        self._stock["update_data"](who_has=who_has, nbytes=nbytes, client=None)
+        if new:
+            self._register_data(new, client)
+        if client:
+            self.desires(list(who_has), client)
+
+    def _register_data(self, keys: list[Any], client: str | None) -> None:
+        name = f"data-{uuid.uuid4().hex}"
+        submission = Submission(name, client or "", followed=True)
+        self.pager.submissions[name] = submission
+        residents = []
+        for key in keys:
+            resident = Resident(key, 0, self.scheduler.tasks[key], paged=False, told=Level.HELD, submission=name)
+            self.pager.window.add(resident)
+            self.pager.window.changed[resident] = None
+            residents.append(resident)
+        flags = int(TaskFlag.DATA | TaskFlag.HELD)
+        run = AddTasks(name, 0, [pack_key(k) for k in keys], flags=[flags] * len(keys), new_groups=["data"])
+        self.submitter.expect(submission, run, residents, set(keys))
+        # Wanted in the same breath, or the database would forget it at once.
+        wants = [Want(client, run.keys)] if client else []
+        self.pager.send(BeginGraph(name, client or "", 0.0, 0.0, "scatter"), run, *wants, SealGraph(name))
+
+    # ---------------------------------------------------------------------------------------------- disconnect, restart
+
+    def remove(self, client: str, stimulus_id: str | None = None) -> None:
+        """A client is gone. Overtakes: its graphs still arriving are stopped, but for those it left to fire-and-forget."""
+        inbox = self.inboxes.pop(client, None)
+        if inbox is not None and not inbox.idle:
+            messages = inbox.waiting()
+            left: set[Any] = set()
+            for message in messages:
+                if message.op == "client-desires-keys" and message.kwargs.get("client") != client:
+                    left |= set(message.kwargs["keys"])
+            kept = [m for m in messages if m.op == "update-graph" and left & set(m.kwargs["keys"])]
+            if kept:
+                # Finish those in order, then leave.
+                for message in messages:
+                    if message.op == "update-graph" and message not in kept:
+                        inbox.drop(message)
+                inbox.put(Message("close-client", self._remove_now, {"client": client, "stimulus_id": stimulus_id}))
+                return
+            inbox.stop()
+        self._remove_now(client, stimulus_id)
+
+    def _remove_now(self, client: str, stimulus_id: str | None = None) -> None:
+        self._stock["remove_client"](client=client, stimulus_id=stimulus_id)
+        self.pager.send(DropClient(client))
+
+    async def restart(self, **kwargs: Any) -> None:
+        """`restart`: forget all tasks, here and on disk, then restart workers as stock does."""
+        for inbox in self.inboxes.values():
+            inbox.stop()
+        pager = self.pager
+        names = [c for c in self.scheduler.clients if c != FIRE_AND_FORGET]
+        pager.send(*[DropClient(name) for name in (*names, FIRE_AND_FORGET)])
+        internals.forget_held(self.scheduler, pager.holder, [r for r in pager.window.by_key.values() if r.task is not None])
+        await self._stock["restart"](**kwargs)
+        await pager.answered()
+
+
+def _any_paged_below(pager: Pager, resident: Resident) -> bool:
+    """Whether the failure of a followed task comes from one that stock's walk would not reach."""
+    blame = resident.task.exception_blame
+    if blame is None or resident.task.has_lost_dependencies:
+        return True
+    other = pager.window.by_key.get(blame.key)
+    return other is None or other.paged

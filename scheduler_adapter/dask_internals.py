@@ -1,0 +1,461 @@
+"""The only module that touches private or replaced names of `distributed`. One function a touch point.
+
+Each docstring names what it relies on. All of it was read in 2026.8.0 and is pinned by `tests/scheduler_adapter/test_dask_internals.py`.
+Nothing here decides anything: what to hold, drop or tell stands in `window.py` and `adapter.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import dask
+import distributed
+from dask.utils import key_split, parse_timedelta
+from distributed.core import error_message
+from distributed.protocol.serialize import Serialized, ToPickle, deserialize
+from distributed.scheduler import ClientState, Computation, Scheduler, TaskGroup, TaskPrefix, TaskState
+
+from scheduler_adapter.specs import StoredSpec
+
+#: First supported release, and the first one that is not.
+SUPPORTED = ((2026, 8), (2026, 9))
+HOLDER = "taskdb"
+
+
+class UnsupportedDask(Exception):
+    """Dask is outside the tested range."""
+
+
+def check_supported(version: str = distributed.__version__) -> None:
+    """Refuse a `distributed` this module was not read against. Raises UnsupportedDask with one line."""
+    found = tuple(int(p) for p in version.split(".")[:2])
+    low, high = SUPPORTED
+    if not low <= found < high:
+        raise UnsupportedDask(
+            f"distributed {version} is not supported: dask-taskdb works with {low[0]}.{low[1]} up to, but not including, "
+            f"{high[0]}.{high[1]}; install a release in that range, or a dask-taskdb made for yours"
+        )
+
+
+class Undo:
+    """Replacements made on one scheduler, to be taken back at teardown."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+
+    def set_item(self, mapping: Any, key: Any, value: Any) -> None:
+        missing = object()
+        old = mapping.get(key, missing)
+
+        def back() -> None:
+            if old is missing:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = old
+
+        mapping[key] = value
+        self._steps.append(back)
+
+    def set_attr(self, obj: Any, name: str, value: Any) -> None:
+        """Shadow a method on the instance; teardown lets the class's own be seen again."""
+        setattr(obj, name, value)
+        self._steps.append(lambda: obj.__dict__.pop(name, None) and None)
+
+    def run(self) -> None:
+        while self._steps:
+            self._steps.pop()()
+
+
+# ------------------------------------------------------------------------------------------------------ submission
+
+
+def load_expr(expr_ser: Serialized) -> Any:
+    """The submitted expression. Raises RuntimeError with stock's words (`Scheduler.update_graph`) if it cannot be unpickled."""
+    try:
+        return deserialize(expr_ser.header, expr_ser.frames)
+    except Exception as e:
+        msg = """\
+                    Error during deserialization of the task graph. This frequently
+                    occurs if the Scheduler and Client have different environments.
+                    For more information, see
+                    https://docs.dask.org/en/stable/deployment-considerations.html#consistent-software-environments
+                """
+        raise RuntimeError(textwrap.dedent(msg)) from e
+
+
+def graph_update_begins(scheduler: Scheduler) -> None:
+    """`_active_graph_updates` keeps the scheduler from being called idle."""
+    scheduler._active_graph_updates += 1
+
+
+def graph_update_ends(scheduler: Scheduler) -> None:
+    scheduler._active_graph_updates -= 1
+
+
+def lost_dependencies(scheduler: Scheduler, dsk: dict[Any, Any], keys: set[Any]) -> bool:
+    return bool(scheduler._find_lost_dependencies(dsk, keys))
+
+
+def create_tasks(scheduler: Scheduler, **kwargs: Any) -> dict[str, float]:
+    """Stock's own way to take in a graph (`_create_taskstate_from_graph`); specs may be StoredSpec."""
+    return scheduler._create_taskstate_from_graph(**kwargs)
+
+
+def next_generation(scheduler: Scheduler, submitting_task: Any, fifo_timeout: Any, start: float) -> float:
+    """The generation `_set_priorities` would give a graph, with the same effect on `generation` and `_last_time`."""
+    if submitting_task:
+        ts = scheduler.tasks.get(submitting_task)
+        if ts is not None and ts.priority:
+            return float(ts.priority[1]) - 0.01
+        return float(scheduler.generation)
+    if scheduler._last_time + parse_timedelta(fifo_timeout) < start:
+        scheduler.generation += 1
+        scheduler._last_time = start
+    return float(scheduler.generation)
+
+
+def computation_for(scheduler: Scheduler, code: Any, annotations: dict[str, Any] | None) -> Computation:
+    """As in `_create_taskstate_from_graph`: the running computation, or a new one."""
+    if not scheduler.is_idle and scheduler.computations:
+        computation = scheduler.computations[-1]
+    else:
+        computation = Computation()
+        scheduler.computations.append(computation)
+    if code:
+        computation.code.add(code)
+    if annotations:
+        computation.annotations.update({k: v for k, v in annotations.items() if not callable(v)})
+    return computation
+
+
+def failed_submission(scheduler: Scheduler, error: Exception, keys: Iterable[Any], client: str) -> None:
+    """Tell a client that its graph was refused, as `update_graph` does."""
+    err = error_message(error)
+    for key in keys:
+        scheduler.report(
+            {"op": "task-erred", "key": key, "exception": err["exception"], "traceback": err["traceback"]}, client=client
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- residents
+
+
+def holder() -> ClientState:
+    """The want that keeps stock from releasing what tasks on disk need.
+
+    Not in `Scheduler.clients`: so it is in no heartbeat, report or count of clients.
+    """
+    return ClientState(HOLDER)
+
+
+def hold(ts: TaskState, cs: ClientState) -> None:
+    if ts.who_wants is None:
+        ts.who_wants = set()
+    ts.who_wants.add(cs)
+    cs.wants_what.add(ts)
+
+
+def unhold(ts: TaskState, cs: ClientState) -> None:
+    cs.wants_what.discard(ts)
+    if ts.who_wants:
+        ts.who_wants.discard(cs)
+
+
+def new_task(scheduler: Scheduler, key: Any, spec: StoredSpec | None, computation: Computation | None) -> TaskState:
+    return scheduler.new_task(key, spec, "released", computation=computation)
+
+
+def new_stub(scheduler: Scheduler, key: Any, erred: tuple[Any, Any] | None) -> TaskState:
+    """A task that can be looked up and wanted, but not run; `erred`: its exception and traceback."""
+    ts = scheduler.new_task(key, StoredSpec(b""), "released" if erred is None else "erred")
+    ts.has_lost_dependencies = True
+    if erred is not None:
+        ts.exception, ts.traceback = erred
+        ts.exception_blame = ts
+        ts.erred_on = set()
+    return ts
+
+
+def annotate(scheduler: Scheduler, ts: TaskState, annotations: dict[str, Any]) -> None:
+    """`_apply_annotations`: restrictions, resources, retries … as stock reads them."""
+    scheduler._apply_annotations(tasks=[ts], annotations_by_type={}, global_annotations=annotations)
+
+
+def unlink(ts: TaskState) -> None:
+    """Cut a task from its dependencies, so that they can leave.
+
+    With `has_lost_dependencies` set stock itself forgets the task if its result is lost, and with it whatever waits for it: they leave
+    the scheduler, and the database says what runs again.
+    """
+    for dts in ts.dependencies:
+        dts.dependents.discard(ts)
+        if dts.waiters:
+            dts.waiters.discard(ts)
+    ts.dependencies.clear()
+    ts.has_lost_dependencies = True
+
+
+def cut_dependents(ts: TaskState) -> None:
+    """Cut what depends on a task from it; see `unlink`."""
+    for dts in list(ts.dependents):
+        dts.dependencies.discard(ts)
+        if dts.waiting_on:
+            dts.waiting_on.discard(ts)
+        dts.has_lost_dependencies = True
+    ts.dependents.clear()
+
+
+def relink(ts: TaskState, dependencies: Iterable[TaskState]) -> None:
+    ts.has_lost_dependencies = False
+    for dts in dependencies:
+        ts.add_dependency(dts)
+
+
+def let_go(scheduler: Scheduler, cs: ClientState, tss: Iterable[TaskState], stimulus_id: str) -> None:
+    """End the holder's want; stock frees or forgets what nobody else wants."""
+    recommendations: dict[Any, Any] = {}
+    scheduler._client_releases_keys(keys=[ts.key for ts in tss], cs=cs, recommendations=recommendations)
+    if recommendations:
+        scheduler.transitions(recommendations, stimulus_id)
+        scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def forget_held(scheduler: Scheduler, cs: ClientState, residents: Iterable[Any]) -> None:
+    """End all of the holder's wants, and forget what then has neither dependents nor wants (before `restart`)."""
+    residents = list(residents)
+    for resident in residents:
+        resident.leaving = True
+        unhold(resident.task, cs)
+    scheduler.transitions(
+        {r.key: "forgotten" for r in residents if r.task is not None and not r.task.who_wants and not r.task.dependents}, "taskdb-restart"
+    )
+
+
+def release_wants(scheduler: Scheduler, keys: list[Any], cs: ClientState, stimulus_id: str) -> None:
+    """`client_releases_keys` for a ClientState, known to the scheduler or not."""
+    recommendations: dict[Any, Any] = {}
+    scheduler._client_releases_keys(keys=keys, cs=cs, recommendations=recommendations)
+    scheduler.transitions(recommendations, stimulus_id)
+    scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def observe(scheduler: Scheduler, tss: list[TaskState], span_metadata: Any, code: Any) -> None:
+    """Tell the spans extension; without it a worker's heartbeat fails an assertion."""
+    spans = scheduler.extensions.get("spans")
+    if spans is not None:
+        spans.observe_tasks(tss, span_metadata=span_metadata, code=code)
+
+
+def clear_error(ts: TaskState) -> None:
+    ts.exception_blame = None
+
+
+def client_state(scheduler: Scheduler, client: str) -> ClientState | None:
+    return scheduler.clients.get(client)
+
+
+def ensure_client_state(scheduler: Scheduler, client: str) -> ClientState:
+    """As `client_desires_keys` does for the pseudo clients of publish, Queue and Variable."""
+    cs = scheduler.clients.get(client)
+    if cs is None:
+        cs = scheduler.clients[client] = ClientState(client)
+    return cs
+
+
+def suppress_cancelled(scheduler: Scheduler, undo: Undo, is_ours: Callable[[TaskState], bool]) -> None:
+    """A task that leaves because its inputs are gone is not cancelled for its clients.
+
+    Shadows `_TRANSITIONS_TABLE` on the instance for (released, forgotten) and (memory, forgotten): when `is_ours` says that the database
+    will run the task again, wants are dropped first, so that stock has nobody to tell.
+    """
+    table = dict(type(scheduler)._TRANSITIONS_TABLE)
+    for start in ("released", "memory"):
+        stock = table[start, "forgotten"]
+
+        def silent(self: Scheduler, key: Any, stimulus_id: str, _stock: Any = stock) -> Any:
+            ts = self.tasks[key]
+            if ts.has_lost_dependencies and is_ours(ts):
+                for cs in ts.who_wants or ():
+                    cs.wants_what.discard(ts)
+                ts.who_wants = None
+            return _stock(self, key, stimulus_id)
+
+        table[start, "forgotten"] = silent
+    undo.set_attr(scheduler, "_TRANSITIONS_TABLE", table)
+
+
+def send_stored_specs(scheduler: Scheduler, undo: Undo) -> None:
+    """Hand a StoredSpec's bytes to the worker as they are.
+
+    Shadows `_task_to_msg`. `Serialized` frames pass through TCP and `inproc://` alike (`Pickled` is not unpacked in-process).
+    """
+    stock = scheduler._task_to_msg
+
+    def task_to_msg(ts: TaskState) -> dict[str, Any]:
+        msg = stock(ts)
+        spec = ts.run_spec
+        if type(spec) is StoredSpec:
+            msg["run_spec"] = Serialized({"serializer": "pickle", "writeable": (), "compression": (None,)}, [spec.data])
+        return msg
+
+    undo.set_attr(scheduler, "_task_to_msg", task_to_msg)
+
+
+# ---------------------------------------------------------------------------------------------------------- groups
+
+
+class GroupLedger:
+    """Shows tasks that are on disk in their task group and prefix, so that progress, `is_rootish`, `is_idle`, spans and adaptive scaling
+    see whole graphs: unfinished ones as waiting, finished ones as released.
+
+    A task may enter the scheduler before its run was announced; such debts are paid by the announcement.
+    """
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._debts: dict[str, int] = {}
+
+    def announce(self, name: str, count: int, computation: Computation | None) -> None:
+        """`count` new tasks of a group are on disk."""
+        debt = self._debts.pop(name, 0)
+        if debt > count:
+            self._debts[name] = debt - count
+        count = max(count - debt, 0)
+        group = self._group(name, computation)
+        for c in (group, group.prefix):
+            c.states["waiting"] += count
+            c._size += count
+
+    def retract(self, name: str, count: int) -> None:
+        """Of those announced, `count` were not new."""
+        group = self._scheduler.task_groups.get(name)
+        if group is not None:
+            for c in (group, group.prefix):
+                c.states["waiting"] -= count
+                c._size -= count
+
+    def enters(self, ts: TaskState) -> None:
+        """A task that was on disk is resident (and counted by `new_task`)."""
+        group = ts.group
+        state = "waiting" if group.states["waiting"] > 0 else "released"
+        if state == "released" and group.states["released"] <= 1:  # the one is the task itself, just made
+            self._debts[group.name] = self._debts.get(group.name, 0) + 1
+            return
+        for c in (group, group.prefix):
+            c.states[state] -= 1  # type: ignore[index]
+            c._size -= 1
+
+    def leaves(self, ts: TaskState, done: bool) -> None:
+        """A task the scheduler has just forgotten is on disk again. To be called before stock looks whether its group is empty."""
+        state = "released" if done else "waiting"
+        for c in (ts.group, ts.group.prefix):
+            c.states["forgotten"] -= 1
+            c.states[state] += 1  # type: ignore[index]
+
+    def forgotten(self, name: str, count: int) -> None:
+        """The database has forgotten tasks of a group that were on disk."""
+        group = self._scheduler.task_groups.get(name)
+        if group is None:
+            return
+        released = min(count, max(group.states["released"], 0))
+        for c in (group, group.prefix):
+            c.states["released"] -= released
+            c.states["waiting"] -= count - released
+            c.states["forgotten"] += count
+        if all(v == 0 or k == "forgotten" for k, v in group.states.items()):
+            group.prefix.remove_group(group)
+            del self._scheduler.task_groups[name]
+
+    def link(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """What `add_dependency` does to groups."""
+        groups = self._scheduler.task_groups
+        for name, dep in pairs:
+            if name in groups and dep in groups:
+                groups[name].dependencies.add(groups[dep])
+
+    def clear(self) -> None:
+        self._debts.clear()
+
+    def _group(self, name: str, computation: Computation | None) -> TaskGroup:
+        """As in `new_task`."""
+        scheduler = self._scheduler
+        group = scheduler.task_groups.get(name)
+        if group is None:
+            prefix_name = key_split(name)
+            prefix = scheduler.task_prefixes.get(prefix_name)
+            if prefix is None:
+                prefix = scheduler.task_prefixes[prefix_name] = TaskPrefix(prefix_name)
+            group = scheduler.task_groups[name] = TaskGroup(name, prefix)
+            if computation is not None:
+                computation.groups.add(group)
+        return group
+
+
+# ----------------------------------------------------------------------------------------------------------- other
+
+
+def runnable_here(scheduler: Scheduler) -> int:
+    """Tasks that run or could run now, whoever submitted them. O(workers)."""
+    return sum(len(ws.processing) for ws in scheduler.workers.values()) + len(scheduler.queued) + len(scheduler.unrunnable)
+
+
+def stock_handler(scheduler: Scheduler, op: str) -> Any:
+    return scheduler.stream_handlers[op]
+
+
+def to_pickle(obj: Any) -> ToPickle[Any]:
+    return ToPickle(obj)
+
+
+def adaptive_target(scheduler: Scheduler, stock: Callable[..., int], ready_on_disk: int, target_duration: Any) -> int:
+    """Stock's `adaptive_target`, raised by what the tasks ready on disk would take. Their duration is the average of what runs now."""
+    target = stock(target_duration) if target_duration is not None else stock()
+    if not ready_on_disk:
+        return target
+    seconds = parse_timedelta(target_duration or dask.config.get("distributed.adaptive.target-duration"))
+    prefixes = [p for p in scheduler.task_prefixes.values() if p.states["waiting"] or p.states["processing"]]
+    durations = [scheduler._get_prefix_duration(p) for p in prefixes] or [scheduler.UNKNOWN_TASK_DURATION]
+    cpu = math.ceil(ready_on_disk * sum(durations) / len(durations) / seconds)
+    cpu = min(cpu, ready_on_disk)
+    if scheduler.workers:
+        nthreads = sum(ws.nthreads for ws in scheduler.workers.values())
+        cpu = math.ceil(cpu / max(nthreads, 1) * len(scheduler.workers))
+    return max(target, cpu, 1)
+
+
+_progress_asks = False
+
+
+def progress_asks_us() -> None:
+    """Make `Progress.setup` and `MultiProgress.setup` ask the adapter of their scheduler, if it has one.
+
+    They are made by functions that clients send, so there is no instance to shadow: the classes are changed, once a process.
+    """
+    global _progress_asks
+    if _progress_asks:
+        return
+    _progress_asks = True
+    from distributed.diagnostics.progress import MultiProgress, Progress
+
+    from scheduler_adapter.lookups import paged_progress
+
+    def patched(stock: Any, bars: bool) -> Any:
+        async def setup(self: Any) -> None:
+            adapter = getattr(self.scheduler, "taskdb", None)
+            if adapter is not None:
+                group_of = None
+                if bars:
+                    by_prefix = self.group_by == "spans" or not callable(self.group_by)
+                    group_of = key_split if by_prefix else self.group_by
+                if await paged_progress(self, adapter.pager, group_of):
+                    self.func = group_of
+                    return
+            await stock(self)
+
+        return setup
+
+    Progress.setup = patched(Progress.setup, False)
+    MultiProgress.setup = patched(MultiProgress.setup, True)

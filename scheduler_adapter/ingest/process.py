@@ -1,0 +1,139 @@
+"""The ingest process: a server that forks one child a submission. Run as `python -m scheduler_adapter.ingest.process SOCKET`.
+
+The server has Dask imported and nothing else to do, so a child starts in milliseconds, gives all its memory back when it ends, and takes
+nobody with it if it crashes. The server ends when its standard input does (its scheduler is gone), and its children with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import Counter
+from typing import Any
+
+from scheduler_adapter.ingest.frames import receive, send
+
+
+def main(path: str) -> None:
+    # What graphs are made of; imported once, before any fork.
+    for name in ("dask.array", "dask.dataframe", "dask.bag", "distributed.client", "distributed.shuffle", "grpc", "taskdb.client"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while True:
+        for event, _ in selector.select():
+            if event.fileobj is not listener:
+                if not os.read(sys.stdin.fileno(), 1024):
+                    os.killpg(0, signal.SIGKILL)
+                continue
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                try:
+                    work(connection)
+                finally:
+                    os._exit(0)
+            connection.close()
+
+
+def work(connection: socket.socket) -> None:
+    """One submission, from the job on the socket to `done` or `error`."""
+    os.nice(5)
+    try:
+        meta, frames = receive(connection)
+        # The scheduler hangs up when the submission is cancelled, or dies.
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+        ingest(pickle.loads(meta), frames, lambda **message: send(connection, pickle.dumps(message)))
+    except BaseException as e:
+        error = e if isinstance(e, Exception) and _picklable(e) else RuntimeError(f"{type(e).__name__}: {e}")
+        send(connection, pickle.dumps({"op": "error", "exception": error, "text": traceback.format_exc()}))
+
+
+def _picklable(e: BaseException) -> bool:
+    try:
+        pickle.loads(pickle.dumps(e))
+        return True
+    except Exception:
+        return False
+
+
+def _end_with(connection: socket.socket) -> None:
+    try:
+        connection.recv(1)
+    finally:
+        os._exit(1)
+
+
+def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
+    """Unpickle, optimise, order and stream one graph. `tell(op=…)` reports to the scheduler."""
+    import dask
+    from distributed.protocol.serialize import Serialized
+
+    from scheduler_adapter.dask_internals import load_expr
+    from scheduler_adapter.graph import materialise, prepare, runs
+    from scheduler_adapter.keys import unpack_key
+    from taskdb.client import Ingest, MissingKeys
+    from taskdb.commands import BeginGraph
+    from taskdb.model import TaskFlag
+
+    for entry in reversed(job["sys_path"]):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    dask.config.update(dask.config.config, job["config"], priority="new")
+    expr = load_expr(Serialized(job["header"], frames))
+    frames.clear()
+    details = pickle.loads(job["details"])
+    dsk, by_type = materialise(expr)
+    del expr
+    graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
+    del dsk
+    tell(op="graph", tasks=len(graph.dsk), external=graph.external)
+    submission = job["submission"]
+    names: list[str] = []
+    told: set[tuple[str, str]] = set()
+
+    def known(run: Any, positions: list[int]) -> None:
+        """Tasks the database had: not new on disk."""
+        new = [i for i in positions if not run.flags[i] & TaskFlag.EXTERNAL]
+        counts = Counter(names[run.groups[i]] for i in new)
+        tell(op="known", groups=dict(counts), keys=[unpack_key(run.keys[i]) for i in new])
+
+    with Ingest(job["address"], job["epoch"], known) as stream:
+        try:
+            stream.begin(BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"]))
+            for run in runs(graph, submission, held=False, consume=True):
+                names.extend(run.new_groups)
+                counts = Counter(names[g] for g, f in zip(run.groups, run.flags, strict=True) if not f & TaskFlag.EXTERNAL)
+                fresh = graph.group_deps - told
+                told |= fresh
+                tell(op="run", groups=dict(counts), group_deps=fresh)
+                stream.add(run)
+            tasks = stream.seal()
+        except MissingKeys as e:
+            tell(op="missing", keys=[unpack_key(k) for k in e.keys])
+            return
+    tell(op="done", tasks=tasks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,58 @@
+"""A task's run spec as the scheduler holds it: pickled once, never unpickled here.
+
+Stock `distributed` keeps the spec as an object and pickles it whenever it sends the task to a worker, which is a quarter of what a task
+costs it. A `StoredSpec` carries the bytes instead and stands in for the object wherever the scheduler looks at one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from distributed.protocol.pickle import dumps
+
+#: The few specs the scheduler itself looks into keep their object (by module and name, to import nothing early).
+_KEEP_OBJECT = {"P2PBarrierTask"}
+
+
+class StoredSpec:
+    """Pickled run spec. Pickling it yields the original object on the other side; attributes it lacks come from the object."""
+
+    __slots__ = ("data", "dependencies", "data_producer")
+
+    def __init__(self, data: bytes, dependencies: frozenset[Any] = frozenset(), data_producer: bool = False):
+        self.data = data
+        #: Keys; empty for specs that came out of the database (their links are in the database).
+        self.dependencies = dependencies
+        self.data_producer = data_producer
+
+    def load(self) -> Any:
+        """The run spec itself. Unpickles: for diagnostics only, never on the way of a task."""
+        return pickle.loads(self.data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The other side needs nothing of ours to read it: workers run stock Dask.
+        return pickle.loads, (self.data,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.load(), name)
+
+    def __repr__(self) -> str:
+        return f"<StoredSpec {len(self.data)} bytes>"
+
+
+def keeps_object(spec: Any) -> bool:
+    return type(spec).__name__ in _KEEP_OBJECT
+
+
+def is_p2p(spec: Any) -> bool:
+    """Whether the spec is part of a P2P shuffle that the scheduler looks at as one unit."""
+    return type(spec).__name__ == "P2PBarrierTask"
+
+
+def pickle_spec(spec: Any) -> bytes:
+    """Bytes that `pickle.loads` turns into the spec, on a worker that has what the function needs."""
+    data: bytes = dumps(spec)
+    return data

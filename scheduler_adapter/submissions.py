@@ -1,0 +1,461 @@
+"""Takes in the graphs clients submit: small ones here, large ones through the ingest process; resident whole, or paged.
+
+A graph is *followed* (resident whole, stock does everything and the database is told) if it fits into what is left of the window and
+touches nothing that is on disk. Else it is *paged*. P2P shuffles and actors are followed whatever their size: the scheduler looks at
+them as a unit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import dask
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import Scheduler
+from distributed.utils import offload
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.config import AdapterConfig
+from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs
+from scheduler_adapter.ingest.client import IngestProcess
+from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.pager import Pager, Submission
+from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
+from scheduler_adapter.window import Resident
+from taskdb.commands import AbortGraph, Added, BeginGraph, SealGraph, Unwant
+from taskdb.errors import TaskDBError
+from taskdb.model import Level
+
+logger = logging.getLogger("taskdb.adapter")
+
+#: Graphs of at most so many tasks are unpacked on the loop: a thread's hand-over would cost more.
+INLINE_TASKS = 16
+
+
+class RemoteGraphError(Exception):
+    """The daemon refused a graph."""
+
+
+@dataclass
+class Arriving:
+    """An AddTasks under way: whose ids they will be."""
+
+    submission: Submission
+    groups: list[str]
+    residents: list[Resident | None]
+    keys: set[Any]
+
+
+class Submitter:
+    def __init__(self, scheduler: Scheduler, config: AdapterConfig, pager: Pager, ingest: IngestProcess):
+        self.scheduler = scheduler
+        self.config = config
+        self.pager = pager
+        self.ingest = ingest
+        self._arriving: dict[tuple[str, int], Arriving] = {}
+        pager.on_added = self._added
+        pager.on_refused = self._refused
+
+    async def take(
+        self,
+        client: str,
+        expr_ser: Any,
+        keys: Any,
+        span_metadata: Any = None,
+        internal_priority: dict[Any, float] | None = None,
+        submitting_task: Any = None,
+        user_priority: Any = 0,
+        actors: Any = None,
+        fifo_timeout: Any = 0.0,
+        code: Any = (),
+        annotations: dict[str, Any] | None = None,
+        stimulus_id: str | None = None,
+    ) -> None:
+        """Stock's `update_graph`. Errors go to the client as stock sends them; nothing is raised."""
+        scheduler = self.scheduler
+        start = time()
+        stimulus_id = stimulus_id or f"update-graph-{start}"
+        keys = set(keys)
+        details = _Details(
+            client, keys, span_metadata, internal_priority, submitting_task, user_priority, actors, fifo_timeout, code, annotations, stimulus_id, start
+        )
+        internals.graph_update_begins(scheduler)
+        event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}
+        try:
+            graph = await self._read_here(expr_ser, details)
+            if graph is None:
+                tasks = await self._take_large(expr_ser, details)
+            else:
+                tasks = await self._take_small(graph, details)
+            event["status"] = "cancelled" if tasks is None else "OK"
+            event["metrics"] = {"tasks": tasks or 0, "start_timestamp_seconds": start, "duration_seconds": time() - start}
+        except asyncio.CancelledError:
+            event["status"] = "cancelled"
+            raise
+        except Exception as e:
+            logger.error("graph of client %s refused: %s", client, e)
+            internals.failed_submission(scheduler, e, keys, client)
+        finally:
+            internals.graph_update_ends(scheduler)
+            scheduler.log_event(["scheduler", client], event)
+            scheduler.digest_metric("update-graph-duration", time() - start)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    async def _read_here(self, expr_ser: Any, details: _Details) -> Graph | None:
+        """The graph, if it is small enough to be unpacked in this process."""
+        if sum(memoryview(f).nbytes for f in expr_ser.frames[:1]) > self.config.local_bytes:
+            return None
+        most = max(self.config.local_tasks, self.room())
+        expr = internals.load_expr(expr_ser)
+        estimate = estimate_tasks(expr)
+        if estimate is not None and estimate > most:
+            return None
+        if estimate is not None and estimate <= INLINE_TASKS:
+            graph = self._unpack(expr, details)
+        else:
+            graph = await offload(self._unpack, expr, details)
+        if len(graph.dsk) > most and not graph.has_p2p and not details.actors:
+            return None
+        return graph
+
+    def _unpack(self, expr: Any, details: _Details) -> Graph:
+        dsk, by_type = materialise(expr)
+        graph = prepare(dsk, by_type, details.keys, details.internal_priority, details.annotations)
+        for key, spec in graph.dsk.items():
+            if not keeps_object(spec):
+                graph.dsk[key] = StoredSpec(pickle_spec(spec), frozenset(spec.dependencies), bool(spec.data_producer))
+        return graph
+
+    def room(self) -> int:
+        """What is left of the window's budget."""
+        return self.config.window - len(self.scheduler.tasks)
+
+    # ---------------------------------------------------------------------------------------------------------- small
+
+    async def _take_small(self, graph: Graph, details: _Details) -> int | None:
+        must_follow = graph.has_p2p or bool(details.actors)
+        if must_follow:
+            await self._residents_ready(graph, details.name)
+        if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
+            return self._follow(graph, details)
+        return self._page(graph, details)
+
+    def _touches_disk(self, graph: Graph) -> bool:
+        by_key = self.pager.window.by_key
+        for key in graph.external:
+            resident = by_key.get(key)
+            if resident is None or resident.stub:
+                return True
+        return any((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies) for key in graph.dsk)
+
+    async def _residents_ready(self, graph: Graph, waiter: str) -> None:
+        """A graph that must be resident waits until what it needs from earlier ones is; and leaves paged tasks as they are."""
+        by_key = self.pager.window.by_key
+        shared = [key for key in graph.dsk if (r := by_key.get(key)) is not None and (r.paged or r.stub)]
+        if shared:
+            stop = set(shared)
+            culled = prepare(
+                {k: v for k, v in graph.dsk.items() if k not in stop},
+                graph.annotations_by_type,
+                graph.wanted,
+                graph.order,
+                graph.global_annotations,
+            )
+            graph.dsk, graph.external = culled.dsk, culled.external
+        tasks = self.scheduler.tasks
+        missing = [k for k in graph.external if (r := by_key.get(k)) is None or r.stub]
+        if not missing:
+            return
+        try:
+            for want in await self.pager.want(waiter, missing):
+                if want.state is None and unpack_key(want.key) not in tasks:
+                    return
+            while any((r := by_key.get(k)) is None or r.stub for k in missing):
+                await asyncio.sleep(0.01)
+        finally:
+            self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
+
+    def _follow(self, graph: Graph, details: _Details) -> int | None:
+        scheduler = self.scheduler
+        if internals.lost_dependencies(scheduler, graph.dsk, details.keys):
+            self._lost(details)
+            return None
+        internals.create_tasks(
+            scheduler,
+            dsk=graph.dsk,
+            client=details.client,
+            keys=details.keys,
+            ordered=graph.order,
+            submitting_task=details.submitting_task,
+            user_priority=details.user_priority,
+            actors=details.actors,
+            fifo_timeout=details.fifo_timeout,
+            code=details.code,
+            span_metadata=details.span_metadata,
+            annotations_by_type=graph.annotations_by_type,
+            global_annotations=graph.global_annotations,
+            start=details.start,
+            stimulus_id=details.stimulus_id,
+        )
+        window = self.pager.window
+        submission = Submission(details.name, details.client, followed=True)
+        generation = 0.0
+        residents: dict[Any, Resident] = {}
+        for key in graph.dsk:
+            ts = scheduler.tasks.get(key)
+            resident = window.by_key.get(key)
+            if resident is None:
+                resident = Resident(key, 0, ts, paged=False, told=Level.HELD, submission=details.name)
+                if ts is not None:
+                    window.add(resident)
+                    if ts.priority:
+                        generation = float(ts.priority[1])
+            residents[key] = resident
+            window.changed[resident] = None
+        self.pager.most_resident = max(self.pager.most_resident, len(scheduler.tasks))
+        self._send(graph, details, submission, generation, residents)
+        return len(graph.dsk)
+
+    def _page(self, graph: Graph, details: _Details) -> int:
+        scheduler = self.scheduler
+        generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
+        submission = self._submission(details)
+        self._hold_shared((*graph.external, *graph.dsk))
+        self.want_resident(details.keys, details.client)
+        self._tell_plugins(details, list(graph.dsk))
+        self._send(graph, details, submission, generation, {})
+        self.pager.ledger.link(graph.group_deps)
+        return len(graph.dsk)
+
+    def _send(
+        self, graph: Graph, details: _Details, submission: Submission, generation: float, residents: dict[Any, Resident]
+    ) -> None:
+        """Begin, runs and seal in one batch."""
+        commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id)]
+        keys = [*graph.external, *graph.dsk]
+        names: list[str] = []
+        self.pager.submissions[details.name] = submission
+        try:
+            for run in runs(graph, details.name, held=submission.followed):
+                names.extend(run.new_groups)
+                submission.groups.update(run.new_groups)
+                these = keys[run.first_index : run.first_index + len(run.keys)]
+                self._arriving[details.name, run.first_index] = Arriving(
+                    submission,
+                    [] if submission.followed else [names[g] for g in run.groups],
+                    [residents.get(k) for k in these],
+                    details.keys,
+                )
+                commands.append(run)
+        except Exception:
+            self.pager.submissions.pop(details.name, None)
+            self._forget_arriving(details.name)
+            raise
+        commands.append(SealGraph(details.name))
+        self.pager.send(*commands, urgent=not submission.followed)
+
+    def expect(self, submission: Submission, run: Any, residents: list[Any], keys: set[Any]) -> None:
+        """Ids for these residents will come with the answer to `run`."""
+        self._arriving[submission.name, run.first_index] = Arriving(submission, [], residents, keys)
+
+    def _added(self, added: Added) -> None:
+        arriving = self._arriving.pop((added.submission, added.first_index), None)
+        if arriving is None:
+            return
+        submission = arriving.submission
+        known = set(added.known)
+        submission.remaining += len(added.ids) - len(known)
+        submission.arriving = False
+        window = self.pager.window
+        for id, resident in zip(added.ids, arriving.residents, strict=True):
+            if resident is not None and not resident.id and id:
+                window.identify(resident, id)
+                window.changed[resident] = None
+        if arriving.groups:
+            counts = Counter(name for i, name in enumerate(arriving.groups) if i not in known)
+            for name, count in counts.items():
+                self.pager.ledger.announce(name, count, submission.computation)
+        if added.missing:
+            self._abort(submission.name)
+            self._lost_keys(submission.client, arriving.keys)
+
+    def _refused(self, refused: Any) -> None:
+        """The daemon refused a command. A graph it belonged to has been aborted there: its client is told why."""
+        _, name_refused, _, text = refused
+        keys: set[Any] = set()
+        client = ""
+        for (name, _), arriving in list(self._arriving.items()):
+            if name == name_refused:
+                keys |= arriving.keys
+                client = arriving.submission.client
+        logger.error("the daemon refused a command: %s", text)
+        submission = self.pager.submissions.pop(name_refused, None)
+        if submission is None:
+            return
+        residents = [r for (name, _), a in self._arriving.items() if name == name_refused for r in a.residents if r is not None]
+        self._forget_arriving(name_refused)
+        if submission.followed:
+            # It runs all the same: the scheduler has it whole. Only the database does not know it.
+            logger.error("graph %s is not in the database: it runs, but is not followed", name_refused)
+            for resident in residents:
+                if not resident.id:
+                    window = self.pager.window
+                    window.changed.pop(resident, None)
+                    if resident.task is not None:
+                        window.drop(resident)
+            return
+        internals.failed_submission(self.scheduler, RemoteGraphError(text), keys, client)
+
+    # ---------------------------------------------------------------------------------------------------------- large
+
+    async def _take_large(self, expr_ser: Any, details: _Details) -> int | None:
+        """Through the ingest process, straight to the database."""
+        scheduler = self.scheduler
+        pager = self.pager
+        assert pager.session is not None
+        generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
+        submission = self._submission(details)
+        pager.submissions[details.name] = submission
+        await pager.answered()
+        job = {
+            "submission": details.name,
+            "client": details.client,
+            "generation": generation,
+            "submitted": details.start,
+            "label": details.stimulus_id,
+            "address": pager.session.address,
+            "epoch": pager.session.epoch,
+            "config": dask.config.config,
+            "header": expr_ser.header,
+            "details": dumps(
+                {"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}
+            ),
+        }
+        tasks = 0
+        done = False
+        try:
+            async with contextlib.aclosing(self.ingest.run(job, expr_ser.frames)) as messages:
+                async for message in messages:
+                    op = message["op"]
+                    if op == "graph":
+                        tasks = message["tasks"]
+                        self._hold_shared(message["external"])
+                        self.want_resident(details.keys, details.client)
+                        self._tell_plugins(details, list(details.keys))
+                    elif op == "run":
+                        for name, count in message["groups"].items():
+                            submission.groups.add(name)
+                            pager.ledger.announce(name, count, submission.computation)
+                        submission.remaining += sum(message["groups"].values())
+                        pager.ledger.link(message["group_deps"])
+                        pager.schedule()
+                    elif op == "known":
+                        self._known(submission, message)
+                    elif op == "missing":
+                        self._lost(details)
+                        return None
+                    elif op == "error":
+                        raise message["exception"]
+            done = True
+        finally:
+            submission.arriving = False
+            if not done:
+                self._abort(details.name)
+        self.want_resident(details.keys, details.client)
+        pager.schedule(urgent=True)
+        pager.maybe_end(submission)
+        return tasks
+
+    def _known(self, submission: Submission, message: dict[str, Any]) -> None:
+        """Tasks of the graph the database knew before: they are not new on disk, and what is resident of them is needed there."""
+        for name, count in message["groups"].items():
+            self.pager.ledger.retract(name, count)
+            submission.remaining -= count
+        self._hold_shared(message["keys"])
+
+    # ---------------------------------------------------------------------------------------------------------- common
+
+    def _submission(self, details: _Details) -> Submission:
+        computation = internals.computation_for(self.scheduler, details.code, details.annotations)
+        return Submission(details.name, details.client, details.span_metadata, details.code, computation)
+
+    def _hold_shared(self, keys: Iterable[Any]) -> None:
+        """What is resident and followed, and needed by tasks on disk, must not be released by stock."""
+        by_key = self.pager.window.by_key
+        for key in keys:
+            resident = by_key.get(key)
+            if resident is not None and not resident.paged and resident.task is not None:
+                internals.hold(resident.task, self.pager.holder)
+
+    def want_resident(self, keys: Iterable[Any], client: str) -> None:
+        """The client's wants of what is resident already, with stock's reports of what is finished."""
+        tasks = self.scheduler.tasks
+        here = [key for key in keys if key in tasks]
+        if here and client in self.scheduler.clients:
+            type(self.scheduler).client_desires_keys(self.scheduler, keys=here, client=client)
+
+    def _tell_plugins(self, details: _Details, tasks: list[Any]) -> None:
+        """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys only."""
+        for plugin in list(self.scheduler.plugins.values()):
+            try:
+                plugin.update_graph(
+                    self.scheduler,
+                    client=details.client,
+                    tasks=tasks,
+                    keys=details.keys,
+                    annotations={},
+                    priority={},
+                    stimulus_id=details.stimulus_id,
+                )
+            except Exception as e:
+                logger.exception(e)
+
+    def _lost(self, details: _Details) -> None:
+        self._lost_keys(details.client, details.keys)
+
+    def _lost_keys(self, client: str, keys: set[Any]) -> None:
+        """As stock does for a graph whose inputs are gone."""
+        self.scheduler.report({"op": "cancelled-keys", "keys": list(keys), "reason": "lost dependencies"}, client=client)
+        if client in self.scheduler.clients:
+            self.scheduler.client_releases_keys(keys=list(keys), client=client, stimulus_id="taskdb-lost-dependencies")
+
+    def _abort(self, name: str) -> None:
+        self._forget_arriving(name)
+        try:
+            self.pager.send(AbortGraph(name))
+        except TaskDBError as e:  # pragma: no cover
+            logger.error("cannot abort graph %s: %s", name, e)
+
+    def _forget_arriving(self, name: str) -> None:
+        for key in [k for k in self._arriving if k[0] == name]:
+            del self._arriving[key]
+
+
+@dataclass
+class _Details:
+    """What came with an update-graph message."""
+
+    client: str
+    keys: set[Any]
+    span_metadata: Any
+    internal_priority: dict[Any, float] | None
+    submitting_task: Any
+    user_priority: Any
+    actors: Any
+    fifo_timeout: Any
+    code: Any
+    annotations: dict[str, Any] | None
+    stimulus_id: str
+    start: float
+
+    def __post_init__(self) -> None:
+        self.name = f"{uuid.uuid4().hex}"

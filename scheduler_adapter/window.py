@@ -1,0 +1,116 @@
+"""The tasks the scheduler holds now, and what the database has been told of each. Pure bookkeeping: reads task states, changes none.
+
+A report is a level, not an event: at each flush the level a task has *now* is compared with the level last told, and only a difference is
+sent. So nothing depends on how many transitions happened between, and telling the same again is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taskdb.model import Level
+
+_LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEASED, "forgotten": Level.OUT}
+
+
+class Resident:
+    """One task of the database that is in the scheduler's `tasks`, or has just left."""
+
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission")
+
+    def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
+        self.key = key
+        #: The graph it came with.
+        self.submission = submission
+        #: 0 until the database has said it.
+        self.id = id
+        #: The TaskState; None once it has left.
+        self.task = task
+        #: True: paged in, its links are cut when it finishes. False: resident whole (followed), stock does everything.
+        self.paged = paged
+        #: True: only a name for lookups; not leased, not reported, has no links.
+        self.stub = False
+        #: Level last told to the database; None: must be told again.
+        self.told = told
+        #: The adapter itself lets it go.
+        self.leaving = False
+
+    def level(self) -> Level:
+        task = self.task
+        return Level.OUT if task is None else _LEVEL.get(task.state, Level.HELD)
+
+
+class Window:
+    """All residents, by key and by id, and those whose level may have changed."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Resident] = {}
+        self.by_id: dict[int, Resident] = {}
+        self.changed: dict[Resident, None] = {}
+        #: Paged tasks that are leased and unfinished.
+        self.leased: set[Resident] = set()
+
+    def add(self, resident: Resident) -> None:
+        self.by_key[resident.key] = resident
+        if resident.id:
+            self.by_id[resident.id] = resident
+
+    def identify(self, resident: Resident, id: int) -> None:
+        """The database has named the id of a resident."""
+        resident.id = id
+        if resident.task is not None:
+            self.by_id[id] = resident
+
+    def drop(self, resident: Resident) -> None:
+        """It has left the scheduler; its last level (OUT) is still to be told."""
+        resident.task = None
+        if self.by_key.get(resident.key) is resident:
+            del self.by_key[resident.key]
+        if self.by_id.get(resident.id) is resident:
+            del self.by_id[resident.id]
+        self.leased.discard(resident)
+
+    def tell_again(self, residents: Iterable[Resident]) -> None:
+        for resident in residents:
+            resident.told = None
+            self.changed[resident] = None
+
+    def changes(self) -> list[tuple[Resident, Level]]:
+        """What is to be told now, and is from now on taken as told. Those without an id stay for later."""
+        out = []
+        later = {}
+        for resident in self.changed:
+            if resident.stub:
+                continue
+            if not resident.id:
+                later[resident] = None
+                continue
+            level = resident.level()
+            if level is not resident.told:
+                resident.told = level
+                out.append((resident, level))
+        self.changed = later
+        return out
+
+    def held_ids(self) -> list[int]:
+        return [r.id for r in self.by_id.values() if not r.stub]
+
+    def clear(self) -> None:
+        self.by_key.clear()
+        self.by_id.clear()
+        self.changed.clear()
+        self.leased.clear()
+
+
+def credit(*, threads: int, runnable: int, leased: int, lookahead: int) -> tuple[int, int]:
+    """How many more tasks to ask for: (ready ones at least, in all).
+
+    Enough runnable tasks that no thread idles for a round trip (twice the threads), and look-ahead so that a chain never waits for one.
+    With no worker at all one task is asked for: stock then says that there is no worker.
+    """
+    if threads <= 0:
+        ready = max(0, 1 - runnable)
+        return ready, max(0, 1 - max(leased, runnable))
+    ready = max(0, 2 * threads + 2 - runnable)
+    return ready, max(ready, max(lookahead, 4 * threads) - leased)

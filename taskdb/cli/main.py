@@ -1,0 +1,51 @@
+"""The command group, and what is common to all commands: version, errors, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+import taskdb
+from taskdb.cli import exits
+from taskdb.cli.online import explain, status, tasks
+from taskdb.cli.serve import serve
+from taskdb.errors import TaskDBError
+
+
+@click.group(
+    help=f"The task state of Dask's scheduler, in a database.\n\n{exits.HELP}",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(taskdb.__version__, prog_name="taskdb", message="%(prog)s %(version)s")
+def cli() -> None:
+    pass
+
+
+cli.add_command(serve)
+cli.add_command(status)
+cli.add_command(tasks)
+cli.add_command(explain)
+
+
+def main() -> NoReturn:
+    """Run a command; every known error is one line on stderr and its exit code."""
+    try:
+        cli.main(standalone_mode=False)
+        code = exits.OK
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except TaskDBError as error:
+        click.echo(f"taskdb: {error}", err=True)
+        code = exits.code_of(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is silent
+        code = exits.OK
+    sys.exit(code)

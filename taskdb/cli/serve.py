@@ -1,0 +1,142 @@
+"""`taskdb serve`: validate everything, build the ServerConfig, run the daemon."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from pathlib import Path
+
+import click
+
+from taskdb import limits
+from taskdb.cli import exits
+from taskdb.config import ADDRESS_DEFAULT, Durability, ServerConfig, StoreConfig
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+#: A Unix socket's path, with its final zero byte, must fit into sun_path.
+_SOCKET_PATH_BYTES_MAX = 107
+#: Below this not even an empty store fits.
+_STORE_BYTES_MIN = 1 << 20
+
+
+class Size(click.ParamType[int]):
+    """Bytes: 1000000, 512M, 10GiB."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", str(value).strip().upper())
+        if match is None:
+            self.fail(f"{value!r} is not a size, such as 512M or 10GiB", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2]])
+
+
+class Listen(click.ParamType[str]):
+    """HOST:PORT or unix:PATH."""
+
+    name = "address"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if text.startswith("unix:"):
+            return self._socket(text, param, ctx)
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{text!r} is neither HOST:PORT nor unix:PATH", param, ctx)
+        try:
+            socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            self.fail(f"{host!r} is not an address: {error}", param, ctx)
+        return text
+
+    def _socket(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = Path(text.removeprefix("unix:").removeprefix("//")).absolute()
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent}", param, ctx)
+        if len(str(path).encode()) > _SOCKET_PATH_BYTES_MAX:
+            self.fail(f"{path} is longer than the {_SOCKET_PATH_BYTES_MAX} bytes a socket's path may have", param, ctx)
+        return f"unix:{path}"
+
+
+@click.command(
+    help=f"Serve the store in a folder (made if it is not there). Ends cleanly on SIGTERM and SIGINT.\n\n{exits.HELP}",
+    context_settings={"auto_envvar_prefix": "TASKDB"},
+)
+@click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the store.")
+@click.option("--listen", default=ADDRESS_DEFAULT, show_default=True, type=Listen(), help="HOST:PORT or unix:PATH.")
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "os"]),
+    default="fsync",
+    show_default=True,
+    help="fsync: on disk before it is acknowledged. os: left to the page cache, and a power cut may corrupt the store.",
+)
+@click.option(
+    "--store-bytes-max",
+    type=Size(),
+    default=limits.STORE_BYTES_MAX,
+    show_default="64GiB",
+    help="The store may not grow beyond this.",
+)
+@click.option(
+    "--commit-interval-ms",
+    type=click.IntRange(1, 10_000),
+    default=limits.COMMIT_INTERVAL_MS,
+    show_default=True,
+    help="Longest time between a report and its commit.",
+)
+@click.option(
+    "--commit-commands-max",
+    type=click.IntRange(1),
+    default=limits.COMMIT_COMMANDS_MAX,
+    show_default=True,
+    help="Commands after which a commit is made at once.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the address here once the daemon serves.",
+)
+@click.option("--exit-with-parent", is_flag=True, help="End when stdin is closed or the parent process ends.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What is told on stderr.",
+)
+def serve(
+    data: Path,
+    listen: str,
+    durability: Durability,
+    store_bytes_max: int,
+    commit_interval_ms: int,
+    commit_commands_max: int,
+    ready_file: Path | None,
+    exit_with_parent: bool,
+    log_level: str,
+) -> None:
+    if not _STORE_BYTES_MIN <= store_bytes_max <= limits.STORE_MAP_BYTES:
+        raise click.BadParameter(
+            f"between {_STORE_BYTES_MIN} and {limits.STORE_MAP_BYTES} bytes", param_hint="--store-bytes-max"
+        )
+    if ready_file is not None and not ready_file.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {ready_file.absolute().parent}", param_hint="--ready-file")
+    config = ServerConfig(
+        store=StoreConfig(path=data, durability=durability, bytes_max=store_bytes_max),
+        listen=listen,
+        commit_interval_ms=commit_interval_ms,
+        commit_commands_max=commit_commands_max,
+        ready_file=ready_file,
+        exit_with_parent=exit_with_parent,
+    )
+    logging.basicConfig(level=log_level.upper(), format="taskdb: %(levelname)s %(message)s")
+    from taskdb.server.daemon import AddressInUse, run  # grpc.aio and lmdb: not for every command
+
+    try:
+        run(config)
+    except AddressInUse as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,545 @@
+"""The database from outside: `Session` for a scheduler's loop, `Ingest` for an ingest process, `Client` for reading.
+
+Rules:
+- `Session.send` never blocks and never fails for a broken link: a batch is kept until it is durable, and sent again.
+- Results come in the order of their batches. Callbacks are plain functions, run on the loop the Session was attached in.
+- Every error that leaves this module is a `taskdb.errors.TaskDBError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from taskdb import commands as c
+from taskdb import limits
+from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable
+from taskdb.wire import convert, status
+from taskdb.wire import taskdb_pb2 as pb
+from taskdb.wire import taskdb_pb2_grpc as pb_grpc
+from taskdb.wire.convert import Refused
+
+logger = logging.getLogger("taskdb.client")
+
+#: Pauses between attempts to reconnect.
+BACKOFF_SECONDS_MIN = 0.05
+BACKOFF_SECONDS_MAX = 2.0
+#: How long one attempt waits for the daemon's answer to Attach.
+ATTACH_SECONDS = 5.0
+#: How long `close` waits for what was sent to become durable.
+CLOSE_SECONDS = 2.0
+#: Runs an ingest process may be ahead of the database: the back-pressure.
+INGEST_RUNS_AHEAD = 4
+#: Default deadline of a read.
+READ_SECONDS = 15.0
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
+    # Our own backoff decides when to try; the channel's must not be in its way.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class MissingKeys(InvalidRequest):
+    """A submission names EXTERNAL keys the database does not know (they were forgotten, or never came)."""
+
+    def __init__(self, keys: Sequence[bytes]):
+        self.keys = list(keys)
+        super().__init__(f"{len(self.keys)} keys from outside the submission are not in the database")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachInfo:
+    epoch: int
+    store_uuid: str
+    #: Version of the daemon.
+    version: str
+
+
+def unreachable(address: str, detail: str) -> Unavailable:
+    return Unavailable(
+        f"no taskdb daemon at {address} ({detail}); start one with `taskdb serve --data DIR --listen {address}`"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- Session
+
+
+class _Link:
+    """One Session call that has been attached: its call, and the sender's wake-up."""
+
+    def __init__(self, call: Any):
+        self.call = call
+        self.wake = asyncio.Event()
+        self.closing = False
+
+
+class Session:
+    """A scheduler's life with the database, over as many links as it takes.
+
+    States told by `on_state`: "live" (attached again; batches after the daemon's last seq are being sent again), "lost" (the
+    link broke; connecting again for ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
+    us for good, or a callback raised: stop). After "fenced" and "failed" nothing is sent or delivered any more.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        scheduler_id: str,
+        *,
+        on_result: Callable[[c.Result, int, list[Refused]], None],
+        on_state: Callable[[str, str], None],
+        held: Callable[[], Sequence[int]],
+    ):
+        self.address = address
+        self.scheduler_id = scheduler_id
+        self.epoch = 0
+        #: Leases received in this epoch: what belongs into `Credit.leases_seen`.
+        self.leases_seen = 0
+        self._on_result = on_result
+        self._on_state = on_state
+        self._held = held
+        self._seq = 0
+        #: Last seq whose Result was delivered.
+        self._answered = 0
+        #: Batches that are not durable, oldest first.
+        self._unacked: deque[tuple[int, pb.SessionRequest]] = deque()
+        #: Batches to be written to the link, oldest first.
+        self._outgoing: deque[pb.SessionRequest] = deque()
+        self._credit: c.Credit | None = None
+        #: Seqs of batches this class made itself.
+        self._own: set[int] = set()
+        self._link: _Link | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._backoff = BACKOFF_SECONDS_MIN
+        self._ended = False
+
+    # ---------------------------------------------------------------------------------------------------- properties
+
+    @property
+    def in_flight(self) -> int:
+        """Batches whose Result has not been delivered."""
+        return self._seq - self._answered
+
+    @property
+    def unacked(self) -> int:
+        """Batches that are not durable."""
+        return len(self._unacked)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last batch sent."""
+        return self._seq
+
+    # ------------------------------------------------------------------------------------------------------ lifetime
+
+    async def attach(self, timeout_seconds: float) -> AttachInfo:
+        """Begin an epoch. Raises Unavailable (naming address and remedy) if there is no daemon in time."""
+        if self._channel is not None:
+            raise InvalidRequest("a Session is attached once")
+        self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        deadline = time.monotonic() + timeout_seconds
+        pause = BACKOFF_SECONDS_MIN
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                try:
+                    link, attached = await self._open(max(left, 0.01))
+                    break
+                except (Unavailable, TimeoutError) as error:
+                    if time.monotonic() + pause >= deadline:
+                        detail = str(error) if not isinstance(error, TimeoutError) else "no answer"
+                        raise unreachable(self.address, detail) from None
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, 0.5)
+        except BaseException:
+            await self._channel.close()
+            raise
+        self.epoch = attached.epoch
+        self._link = link
+        self._task = asyncio.ensure_future(self._run(link))
+        return AttachInfo(attached.epoch, attached.store_uuid, attached.version)
+
+    async def close(self) -> None:
+        """Wait (not for long) until what was sent is durable, then end the link. The epoch stays ours until another begins."""
+        if self._task is not None and not self._task.done():
+            link = self._link
+            if link is not None:
+                link.closing = True
+                link.wake.set()
+                await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._ended = True
+        self._link = None
+        if self._channel is not None:
+            await self._channel.close()
+
+    # ------------------------------------------------------------------------------------------------------- sending
+
+    def send(self, commands: Sequence[c.Command]) -> int:
+        """Queue a batch and return its seq. Never blocks. Raises LimitExceeded if it is too large for one message."""
+        message = convert.batch_to_proto(self._seq + 1, commands)
+        size = message.ByteSize()
+        if size > limits.MESSAGE_BYTES_MAX:
+            raise LimitExceeded(f"a batch of {size} bytes is over the limit of {limits.MESSAGE_BYTES_MAX}: split it")
+        self._seq += 1
+        for command in commands:
+            if type(command) is c.Credit:
+                self._credit = command
+        self._queue(message)
+        return self._seq
+
+    def _queue(self, message: pb.SessionRequest) -> None:
+        if self._ended:
+            return
+        self._unacked.append((message.batch.seq, message))
+        if self._link is not None:
+            self._outgoing.append(message)
+            self._link.wake.set()
+
+    async def _send(self, link: _Link) -> None:
+        outgoing, write = self._outgoing, link.call.write
+        while True:
+            while outgoing:
+                await write(outgoing.popleft())
+            if link.closing:
+                await link.call.done_writing()
+                return
+            link.wake.clear()
+            await link.wake.wait()
+
+    # ----------------------------------------------------------------------------------------------------- receiving
+
+    async def _receive(self, link: _Link) -> None:
+        """Deliver what comes until the link ends. Raises TaskDBError when it does, unless we ended it."""
+        call, read = link.call, link.call.read
+        try:
+            while (reply := await read()) is not grpc.aio.EOF:
+                kind = reply.WhichOneof("kind")
+                if kind == "result":
+                    self._deliver(reply.result)
+                elif kind == "durable":
+                    self._durable(reply.durable.seq)
+            code = await call.code()
+            if code is grpc.StatusCode.OK:
+                if link.closing:
+                    return
+                raise Unavailable("the daemon ended the Session")
+            raise await _call_error(call, self.address)
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(error, self.address) from None
+
+    def _deliver(self, message: pb.Result) -> None:
+        result, refused = convert.result_from_proto(message)
+        self.leases_seen += len(result.leases)
+        seq = message.seq
+        if seq:
+            self._answered = seq
+            if seq in self._own:
+                self._own.discard(seq)
+                seq = 0
+        self._on_result(result, seq, refused)
+
+    def _durable(self, seq: int) -> None:
+        self._backoff = BACKOFF_SECONDS_MIN
+        unacked = self._unacked
+        while unacked and unacked[0][0] <= seq:
+            unacked.popleft()
+
+    # ------------------------------------------------------------------------------------------------------- linking
+
+    async def _open(self, timeout_seconds: float) -> tuple[_Link, pb.Attached]:
+        """A call, attached. Raises TaskDBError or TimeoutError."""
+        assert self._channel is not None
+        stub = pb_grpc.TaskDBStub(self._channel)
+        call = stub.Session(metadata=((status.LEASES_SEEN_KEY, str(self.leases_seen)),))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                held = self._held() if self.epoch else ()
+                attach = pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch, held=held)
+                await call.write(pb.SessionRequest(attach=attach))
+                reply = await call.read()
+            if reply is grpc.aio.EOF:
+                raise await _call_error(call, self.address)
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(error, self.address) from None
+        except asyncio.InvalidStateError:  # the call ended before it could be written to
+            raise await _call_error(call, self.address) from None
+        except BaseException:
+            call.cancel()
+            raise
+        return _Link(call), reply.attached
+
+    async def _run(self, link: _Link) -> None:
+        """Serve link after link until the end."""
+        try:
+            while True:
+                try:
+                    await self._serve(link)
+                    return
+                except TaskDBError as error:
+                    self._link = None
+                    self._outgoing.clear()
+                    if self._stops(error):
+                        return
+                    self._on_state("lost", str(error))
+                again = await self._connect_again()
+                if again is None:
+                    return
+                link = again
+        except asyncio.CancelledError:
+            link.call.cancel()
+            raise
+        except Exception as error:  # a callback raised: what the scheduler knows is no longer certain
+            logger.exception("a callback of the taskdb session raised")
+            link.call.cancel()
+            self._end()
+            self._on_state("failed", repr(error))
+
+    async def _serve(self, link: _Link) -> None:
+        sender = asyncio.ensure_future(self._send(link))
+        try:
+            await self._receive(link)
+        finally:
+            sender.cancel()
+            # A failed write says nothing the receiver does not say better.
+            with suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                await sender
+
+    def _stops(self, error: TaskDBError) -> bool:
+        if isinstance(error, StaleEpoch):
+            self._end()
+            self._on_state("fenced", str(error))
+            return True
+        if isinstance(error, InvalidRequest | LimitExceeded):
+            self._end()
+            self._on_state("failed", str(error))
+            return True
+        return False
+
+    def _end(self) -> None:
+        self._ended = True
+        self._link = None
+        self._outgoing.clear()
+
+    async def _connect_again(self) -> _Link | None:
+        while True:
+            await asyncio.sleep(self._backoff)
+            self._backoff = min(2 * self._backoff, BACKOFF_SECONDS_MAX)
+            try:
+                link, attached = await self._open(ATTACH_SECONDS)
+            except TimeoutError:
+                continue
+            except TaskDBError as error:
+                if self._stops(error):
+                    return None
+                continue
+            self._resume(link, attached.last_seq)
+            return link
+
+    def _resume(self, link: _Link, last_seq: int) -> None:
+        """Say again what the daemon does not know. What it applied and could not answer is answered with an empty Result."""
+        self._durable(last_seq)
+        answered, self._answered = self._answered, min(self._answered, last_seq)
+        self._link = link
+        self._outgoing.extend(message for _, message in self._unacked)
+        for seq in range(answered + 1, last_seq + 1):
+            self._deliver(pb.Result(seq=seq))
+        if self._credit is not None:
+            self._seq += 1
+            self._own.add(self._seq)
+            self._queue(convert.batch_to_proto(self._seq, [self._credit]))
+        link.wake.set()
+        self._on_state("live", "")
+
+    # --------------------------------------------------------------------------------------------------------- reads
+
+    async def get_tasks(
+        self, keys: Sequence[bytes], with_spec: bool = False, timeout_seconds: float = READ_SECONDS
+    ) -> list[pb.StoredTask]:
+        """The tasks under these keys, in order; `found` is False for unknown ones. Raises Unavailable while the link is lost."""
+        request = pb.GetTasksRequest(keys=keys, with_spec=with_spec)
+        reply: pb.GetTasksReply = await self._read("GetTasks", request, timeout_seconds)
+        return list(reply.tasks)
+
+    async def status(self, timeout_seconds: float = READ_SECONDS) -> pb.StatusReply:
+        reply: pb.StatusReply = await self._read("Status", pb.StatusRequest(), timeout_seconds)
+        return reply
+
+    async def _read(self, method: str, request: Any, timeout_seconds: float) -> Any:
+        if self._channel is None:
+            raise Unavailable("the Session is not attached")
+        try:
+            return await getattr(pb_grpc.TaskDBStub(self._channel), method)(request, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(error, self.address) from None
+
+
+async def _call_error(call: Any, address: str) -> TaskDBError:
+    """The exception of a call that has ended."""
+    code, details, trailing = await call.code(), await call.details(), await call.trailing_metadata()
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing or grpc.aio.Metadata(), details)
+    return status.from_rpc_error(error, address)
+
+
+# -------------------------------------------------------------------------------------------------------- Ingest
+
+
+class Ingest:
+    """One submission, from a process of its own. Leaving the context without `seal` aborts it."""
+
+    def __init__(self, address: str, epoch: int, on_known: Callable[[c.AddTasks, list[int]], None] | None = None):
+        """`on_known(run, positions)` is told of tasks of a run that the database knew before."""
+        self.address = address
+        self.epoch = epoch
+        self._on_known = on_known
+        self._unanswered: deque[c.AddTasks | None] = deque()
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._requests: SimpleQueue[pb.IngestRequest | None] = SimpleQueue()
+        self._call: Any = None
+        self._ahead = 0
+        self._tasks = 0
+        self._sealed = False
+        self._submission = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests.put(None)
+        if self._call is not None:
+            # The stream's end, seen by the daemon, aborts what is not sealed; cancelling makes it seen at once.
+            self._call.cancel()
+        self._channel.close()
+
+    def begin(self, command: c.BeginGraph) -> None:
+        """Register the submission; on disk on return. Raises Unavailable, StaleEpoch, InvalidRequest, StoreFull."""
+        if self._call is not None:
+            raise InvalidRequest("an Ingest carries one submission")
+        self._submission = command.submission
+        self._call = pb_grpc.TaskDBStub(self._channel).Ingest(iter(self._requests.get, None))
+        self._write(pb.IngestRequest(epoch=self.epoch, begin_graph=convert.begin_graph_to_proto(command)))
+        self._settle(0)
+
+    def add(self, command: c.AddTasks) -> None:
+        """Send a run; returns when at most INGEST_RUNS_AHEAD runs are unanswered. Raises MissingKeys, StoreFull, … of any run."""
+        message = convert.add_tasks_to_proto(command)
+        if message.ByteSize() + 64 > limits.MESSAGE_BYTES_MAX:
+            raise LimitExceeded(f"a run of {len(command.keys)} tasks is over {limits.MESSAGE_BYTES_MAX} bytes: split it")
+        self._settle(INGEST_RUNS_AHEAD - 1)
+        self._write(pb.IngestRequest(epoch=self.epoch, add_tasks=message), command)
+
+    def seal(self) -> int:
+        """Complete the submission; on disk on return. The number of its tasks."""
+        self._settle(0)  # so that nothing is sealed that named missing keys
+        self._write(pb.IngestRequest(epoch=self.epoch, seal_graph=pb.SealGraph(submission=self._submission)))
+        self._settle(0)
+        self._sealed = True
+        return self._tasks
+
+    def _write(self, message: pb.IngestRequest, run: c.AddTasks | None = None) -> None:
+        if self._call is None:
+            raise InvalidRequest("begin first")
+        self._unanswered.append(run)
+        self._ahead += 1
+        self._requests.put(message)
+
+    def _settle(self, ahead_max: int) -> None:
+        while self._ahead > ahead_max:
+            try:
+                reply = next(self._call)
+            except grpc.RpcError as error:
+                raise status.from_rpc_error(error, self.address) from None
+            except StopIteration:
+                raise Unavailable(f"{self.address}: the daemon ended the stream") from None
+            self._ahead -= 1
+            self._tasks = reply.tasks
+            run = self._unanswered.popleft()
+            if reply.known and run is not None and self._on_known is not None:
+                self._on_known(run, list(reply.known))
+            if reply.missing:
+                raise MissingKeys(reply.missing)
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+
+
+class Client:
+    """Blocking reads, for the command line and for tests."""
+
+    def __init__(self, address: str, timeout_seconds: float = READ_SECONDS):
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._stub: Any = pb_grpc.TaskDBStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._channel.close()
+
+    def status(self) -> pb.StatusReply:
+        reply: pb.StatusReply = self._read("Status", pb.StatusRequest())
+        return reply
+
+    def get_tasks(self, keys: Sequence[bytes], with_spec: bool = False) -> list[pb.StoredTask]:
+        reply: pb.GetTasksReply = self._read("GetTasks", pb.GetTasksRequest(keys=keys, with_spec=with_spec))
+        return list(reply.tasks)
+
+    def list_tasks(
+        self, *, submission: str = "", state: str = "", prefix: str = "", cursor: bytes = b"", limit: int = 100
+    ) -> pb.ListTasksReply:
+        request = pb.ListTasksRequest(submission=submission, state=state, prefix=prefix, cursor=cursor, limit=limit)
+        reply: pb.ListTasksReply = self._read("ListTasks", request)
+        return reply
+
+    def iter_tasks(self, *, limit: int = 1000, **filters: Any) -> Iterator[pb.TaskInfo]:
+        """All tasks, page by page. Each page is a snapshot of its own."""
+        cursor = b""
+        while True:
+            reply = self.list_tasks(cursor=cursor, limit=limit, **filters)
+            yield from reply.tasks
+            cursor = reply.cursor
+            if not cursor:
+                return
+
+    def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
+        reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
+        return reply
+
+    def _read(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=self._timeout_seconds)
+        except grpc.RpcError as error:
+            explained = status.from_rpc_error(error, self.address)
+            if isinstance(explained, Unavailable) and error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise unreachable(self.address, error.details()) from None
+            raise explained from None

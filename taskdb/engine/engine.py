@@ -1,0 +1,230 @@
+"""The engine's door: epochs, batches, leases, background steps. Everything that writes comes in here.
+
+A caller opens a write transaction, makes any number of calls, and commits or aborts. After an exception it must abort. The engine keeps
+nothing in memory between calls, so an aborted transaction leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from taskdb import commands as c
+from taskdb.commands import Lease, Result
+from taskdb.engine import ingest, reports, wants
+from taskdb.engine.background import drain
+from taskdb.engine.leasing import lease, lease_of
+from taskdb.engine.refs import find_graph
+from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, hold, needed, put_back
+from taskdb.engine.work import Todo, Work
+from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
+from taskdb.limits import BATCH_COMMANDS_MAX, COMMAND_ITEMS_MAX, STEP_ITEMS, STEP_ITEMS_PER_COMMAND_ITEM
+from taskdb.store.base import ReadTxn, WriteTxn
+from taskdb.store.codec import GraphStatus, decode_client, decode_graph
+from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
+
+#: (position of the command, its submission or "", kind, message)
+Refused = tuple[int, str, str, str]
+
+
+class Engine:
+    """`free_bytes` says how much the store may still grow; without it AddTasks is never refused for lack of room."""
+
+    def __init__(self, free_bytes: Callable[[], int] | None = None) -> None:
+        self._free_bytes = free_bytes
+
+    # ------------------------------------------------------------------------------------------------------------ epochs
+
+    def begin_epoch(self, txn: WriteTxn, scheduler_id: str) -> int:
+        """Fence every earlier scheduler, and return the new epoch.
+
+        All that earlier clients want is dropped, open submissions are aborted and leases given back, in steps. Until that is done nothing
+        is leased; and the first batch does what is left of it first, however long that takes: so better call `step` before.
+        """
+        epoch = current_epoch(txn) + 1
+        txn.put(Table.META, meta_key(Meta.EPOCH), U64.pack(epoch))
+        txn.put(Table.META, meta_key(Meta.SCHEDULER), scheduler_id.encode())
+        for key, _ in list(txn.scan(Table.SESSIONS)):
+            txn.delete(Table.SESSIONS, key)
+        work = Work(txn, epoch)
+        for key, data in list(txn.scan(Table.GRAPHS)):
+            if decode_graph(0, data).status == GraphStatus.OPEN:
+                ingest.abort_graph(work, work.known_graph(int.from_bytes(key)))
+        for key, data in list(txn.scan(Table.CLIENTS)):
+            client = None if decode_client(0, data).dropped else work.client(int.from_bytes(key))
+            if client is not None:
+                wants.drop_client(work, client)
+        work.push(Todo.GIVE_BACK, epoch)
+        work.flush()
+        return epoch
+
+    def check_epoch(self, txn: ReadTxn, epoch: int) -> None:
+        """Raises StaleEpoch unless this is the current epoch."""
+        current = current_epoch(txn)
+        if epoch != current:
+            raise StaleEpoch(f"epoch {epoch} is over: the store belongs to epoch {current}")
+
+    def last_seq(self, txn: ReadTxn, epoch: int) -> int:
+        """Number of the last batch applied in this epoch, 0 if none."""
+        data = txn.get(Table.SESSIONS, U64.pack(epoch))
+        return 0 if data is None else int(U64.unpack(data)[0])
+
+    # ----------------------------------------------------------------------------------------------------------- batches
+
+    def apply(
+        self, txn: WriteTxn, epoch: int, seq: int, commands: Sequence[c.Command]
+    ) -> tuple[Result, list[Refused]]:
+        """Apply a batch, in order, and some of the work it gives rise to.
+
+        `seq` 0: not numbered (Ingest). A number applied before is answered with an empty Result. A command that is refused leaves nothing of
+        itself; its submission is aborted; the others stand. Raises StaleEpoch, InvalidRequest (a gap), LimitExceeded (too many commands),
+        StoreFull, StoreError.
+        """
+        self.check_epoch(txn, epoch)
+        if len(commands) > BATCH_COMMANDS_MAX:
+            raise LimitExceeded(f"{len(commands)} commands in one batch, at most {BATCH_COMMANDS_MAX}")
+        if seq:
+            last = self.last_seq(txn, epoch)
+            if 0 < seq <= last:
+                return Result(), []
+            if seq != last + 1:
+                raise InvalidRequest(f"batch {seq} came after batch {last}")
+            txn.put(Table.SESSIONS, U64.pack(epoch), U64.pack(seq))
+        before = self._end_earlier_epochs(txn, epoch)
+        work = Work(txn, epoch)
+        work.result = before
+        refused: list[Refused] = []
+        items = 0
+        for position, command in enumerate(commands):
+            submission = getattr(command, "submission", "")
+            try:
+                count = _items(command)
+                if count > COMMAND_ITEMS_MAX:
+                    raise LimitExceeded(f"{count} items in one command, at most {COMMAND_ITEMS_MAX}")
+                items += count
+                self._apply_one(work, command)
+            except (InvalidRequest, LimitExceeded, ingest.NoRoom) as exc:
+                refused.append((position, submission, exc.kind, exc.message))
+                if submission and type(command) is not c.BeginGraph:
+                    graph = work.graph(find_graph(txn, submission))
+                    if graph is not None and graph.status == GraphStatus.OPEN:
+                        ingest.abort_graph(work, graph)
+            work.trim()
+        drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * items)
+        return work.flush(), refused
+
+    def _end_earlier_epochs(self, txn: WriteTxn, epoch: int) -> Result:
+        """Finish what `begin_epoch` began. IMPORTANT: before anything is applied, or a new want would be told of results that only an
+        earlier scheduler had."""
+        result = Result()
+        while _ending_earlier_epochs(txn, epoch):
+            done, _ = self.step(txn)
+            result.forgotten += done.forgotten
+        return result
+
+    def _apply_one(self, work: Work, command: c.Command) -> None:
+        match command:
+            case c.Report():
+                reports.report(work, command)
+            case c.AddTasks():
+                ingest.add_tasks(work, command, self._free_bytes)
+            case c.BeginGraph():
+                ingest.begin(work, command)
+            case c.SealGraph():
+                ingest.seal(work, command.submission)
+            case c.AbortGraph():
+                ingest.abort(work, command.submission)
+            case c.Want():
+                wants.want(work, command.client, command.keys)
+            case c.Unwant():
+                wants.unwant(work, command.client, command.keys)
+            case c.DropClient():
+                client = wants.client_of(work, command.client)
+                if client is not None:
+                    wants.drop_client(work, client)
+            case c.Fail():
+                reports.fail_task(work, command)
+            case c.Blame():
+                reports.blame(work, command)
+            case c.Cancel():
+                wants.cancel(work, command.client, command.keys, command.force)
+            case c.Retry():
+                reports.retry(work, command)
+            case c.Credit():
+                # Credit is what the caller knows when it calls `lease`; there is nothing to store.
+                pass
+
+    # ----------------------------------------------------------------------------------------------- leases, background
+
+    def lease(self, txn: WriteTxn, ready: int, total: int) -> list[Lease]:
+        """Lease up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order."""
+        epoch = current_epoch(txn)
+        if total <= 0 or _ending_earlier_epochs(txn, epoch):
+            return []
+        work = Work(txn, epoch)
+        leases = lease(work, ready, total)
+        work.flush()
+        return leases
+
+    def step(self, txn: WriteTxn, items_max: int = STEP_ITEMS) -> tuple[Result, bool]:
+        """Do up to `items_max` items of background work. True if there is more."""
+        if not txn.count(Table.TODO):
+            return Result(), False
+        work = Work(txn, current_epoch(txn))
+        drain(work, items_max)
+        result = work.flush()
+        return result, txn.count(Table.TODO) > 0
+
+    def resync(self, txn: WriteTxn, epoch: int, held_ids: Sequence[int]) -> Result:
+        """After a broken link: the scheduler holds just these. Say again what it may have missed. Raises StaleEpoch.
+
+        What it holds and is not leased becomes leased, if it is needed, else it is named for release; what is leased and not held is leased
+        again, as it stands.
+        """
+        self.check_epoch(txn, epoch)
+        work = Work(txn, epoch)
+        held = set(held_ids)
+        for task_id in held_ids:
+            task = work.task(task_id)
+            if task is None:
+                work.result.release.append(task_id)
+            elif task.state in (PROCESSING, ERRED):
+                continue
+            elif not needed(task):
+                work.result.release.append(task_id)
+            elif task.state != MEMORY:
+                hold(work, task)
+        for key, data in txn.scan(Table.LEASES):
+            task_id = int.from_bytes(key)
+            if task_id in held:
+                continue
+            task = work.known_task(task_id)
+            if int.from_bytes(data) < epoch:
+                put_back(work, task)
+            else:
+                work.result.leases.append(lease_of(work, task))
+        drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * len(held))
+        return work.flush()
+
+
+def current_epoch(txn: ReadTxn) -> int:
+    """0 before the first."""
+    data = txn.get(Table.META, meta_key(Meta.EPOCH))
+    return 0 if data is None else int(U64.unpack(data)[0])
+
+
+def _ending_earlier_epochs(txn: ReadTxn, epoch: int) -> bool:
+    """What earlier epochs left is not gone yet."""
+    return txn.get(Table.TODO, TODO_KEY.pack(Todo.GIVE_BACK, epoch, 0)) is not None
+
+
+def _items(command: c.Command) -> int:
+    """Tasks, ids or keys it names."""
+    match command:
+        case c.Report():
+            return len(command.ids)
+        case c.Want() | c.Unwant() | c.Cancel() | c.Retry():
+            return len(command.keys)
+        case c.AddTasks():
+            return 0
+        case _:
+            return 1

@@ -1,0 +1,566 @@
+"""Submissions arrive: begin, runs of tasks, seal, abort.
+
+Rules: a run is checked as a whole before anything of it is written. A key the database knows keeps its id, spec and links: so every link
+goes from a task to an older one, and there is no cycle. Ids are dense and grow with the index.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from taskdb.commands import Added, AddTasks, BeginGraph, Erred
+from taskdb.engine.refs import find_graph, find_index, find_key
+from taskdb.engine.transitions import (
+    ERRED,
+    MEMORY,
+    PROCESSING,
+    QUEUED,
+    RELEASED,
+    WAITING,
+    cause_of,
+    fail_blamed,
+    hold,
+    needed,
+    recheck,
+)
+from taskdb.engine.wants import add_name, add_want, check_client, client_of, drop_client, intern_client, remove_name, remove_want
+from taskdb.engine.work import Todo, Work
+from taskdb.errors import InvalidRequest, LimitExceeded, StoreFull
+from taskdb.limits import (
+    CHUNK_EDGES_MAX,
+    CHUNK_TASKS_MAX,
+    COUNT_MAX,
+    KEY_BYTES_MAX,
+    LABEL_BYTES_MAX,
+    SPEC_BYTES_MAX,
+    STORE_RESERVE_BYTES,
+    SUBMISSION_BYTES_MAX,
+    TASK_BYTES_ESTIMATE,
+)
+from taskdb.model import TaskFlag
+from taskdb.store.codec import NO_GROUP, GraphRecord, GraphStatus, TaskRecord, encode_ids, encode_rank
+from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, digest
+
+T = TypeVar("T")
+
+_WANTED = int(TaskFlag.WANTED)
+_EXTERNAL = int(TaskFlag.EXTERNAL)
+_DATA = int(TaskFlag.DATA)
+_HELD = int(TaskFlag.HELD)
+_FLAGS = _WANTED | _EXTERNAL | _DATA | _HELD | int(TaskFlag.DATA_PRODUCER)
+#: What is kept of the flags; the others are about the arrival.
+_STORED_FLAGS = _DATA | int(TaskFlag.DATA_PRODUCER)
+
+
+class NoRoom(StoreFull):
+    """Seen before anything was written: the command is refused, and the transaction goes on."""
+
+
+def begin(work: Work, command: BeginGraph) -> None:
+    """Raises LimitExceeded, InvalidRequest."""
+    size = len(command.submission.encode())
+    if not 0 < size <= SUBMISSION_BYTES_MAX:
+        raise LimitExceeded(f"a submission's name has 1 to {SUBMISSION_BYTES_MAX} bytes, not {size}")
+    if len(command.label.encode()) > LABEL_BYTES_MAX:
+        raise LimitExceeded(f"a label has more than {LABEL_BYTES_MAX} bytes")
+    if math.isnan(command.generation):
+        raise InvalidRequest("a generation is a number")
+    check_client(command.client)
+    if find_graph(work.txn, command.submission):
+        return
+    graph = GraphRecord(
+        id=work.next(Meta.NEXT_GRAPH),
+        status=GraphStatus.OPEN,
+        generation=command.generation,
+        submitted=command.submitted,
+        added=0,
+        expected=0,
+        wanted=0,
+        counts=[0] * 6,
+        groups=0,
+        annotations=0,
+        submission=command.submission,
+        client=command.client,
+        label=command.label,
+    )
+    work.add_graph(graph)
+    add_name(work.txn, Table.GRAPH_NAMES, command.submission.encode(), graph.id)
+
+
+def named_graph(work: Work, submission: str) -> GraphRecord:
+    """Raises InvalidRequest if there is none (never begun, aborted, or done and forgotten)."""
+    graph = work.graph(find_graph(work.txn, submission))
+    if graph is None:
+        raise InvalidRequest(f"submission {submission} is unknown")
+    return graph
+
+
+def seal(work: Work, submission: str) -> None:
+    """Raises InvalidRequest."""
+    graph = named_graph(work, submission)
+    if graph.status != GraphStatus.OPEN:
+        return
+    graph.status = GraphStatus.SEALED
+    graph.dirty = True
+    _drop_protection(work, graph)
+    if graph.expected:
+        # Dependents that were known already, and kept their links, or that never came.
+        work.push(Todo.UNEXPECT, graph.id)
+    if graph.ended:
+        work.push(Todo.END, graph.id)
+
+
+def abort(work: Work, submission: str) -> None:
+    """Unknown: nothing to do."""
+    graph = work.graph(find_graph(work.txn, submission))
+    if graph is not None:
+        abort_graph(work, graph)
+
+
+def abort_graph(work: Work, graph: GraphRecord) -> None:
+    """From now on its name means a new submission."""
+    remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph.id)
+    graph.status = GraphStatus.ABORTED
+    graph.dirty = True
+    _drop_protection(work, graph)
+    work.push(Todo.ABORT, graph.id)
+
+
+def _drop_protection(work: Work, graph: GraphRecord) -> None:
+    client = client_of(work, _protector(graph), internal=True)
+    if client is not None:
+        drop_client(work, client)
+
+
+def _protector(graph: GraphRecord) -> str:
+    return f"submission:{graph.id}"
+
+
+# ----------------------------------------------------------------------------------------------------------- add tasks
+
+
+def _column(name: str, values: Sequence[T], count: int, default: T) -> Sequence[T]:
+    if not values:
+        return [default] * count
+    if len(values) != count:
+        raise InvalidRequest(f"{name} has {len(values)} entries for {count} tasks")
+    return values
+
+
+def _check(graph: GraphRecord, command: AddTasks) -> None:
+    """All that can be seen without the store. Raises InvalidRequest, LimitExceeded."""
+    keys = command.keys
+    count = len(keys)
+    if count > CHUNK_TASKS_MAX:
+        raise LimitExceeded(f"{count} tasks in one AddTasks, at most {CHUNK_TASKS_MAX}")
+    if command.first_index != graph.added:
+        raise InvalidRequest(f"first_index is {command.first_index}, but {graph.added} tasks were added so far")
+    if graph.added + count > COUNT_MAX:
+        raise LimitExceeded(f"more than {COUNT_MAX} tasks in one submission")
+    if len(command.deps) > CHUNK_EDGES_MAX:
+        raise LimitExceeded(f"{len(command.deps)} dependencies in one AddTasks, at most {CHUNK_EDGES_MAX}")
+    if count and (shortest := min(map(len, keys))) < 1:
+        raise InvalidRequest(f"a key has {shortest} bytes")
+    if count and (longest := max(map(len, keys))) > KEY_BYTES_MAX:
+        raise LimitExceeded(f"a key has {longest} bytes, at most {KEY_BYTES_MAX}")
+    if command.specs and max(map(len, command.specs)) > SPEC_BYTES_MAX:
+        raise LimitExceeded(f"a spec has more than {SPEC_BYTES_MAX} bytes")
+    for name in command.new_groups:
+        if len(name.encode()) > LABEL_BYTES_MAX:
+            raise LimitExceeded(f"a group's name has more than {LABEL_BYTES_MAX} bytes")
+    _check_range("flags", command.flags, _FLAGS)
+    _check_range("dependent_counts", command.dependent_counts, COUNT_MAX)
+    _check_range("annotations", command.annotations, graph.annotations + len(command.new_annotations))
+    if command.groups:
+        _check_range("groups", command.groups, graph.groups + len(command.new_groups) - 1)
+    for name, ranks in (("orders", command.orders), ("user_priorities", command.user_priorities)):
+        if any(rank != rank for rank in ranks):
+            raise InvalidRequest(f"{name} holds what is not a number")
+    for flags in command.flags:
+        if flags & _DATA and not flags & _HELD:
+            raise InvalidRequest("data that the scheduler does not hold cannot be computed")
+
+
+def _check_range(name: str, values: Sequence[int], largest: int) -> None:
+    if values and not 0 <= min(values) <= max(values) <= largest:
+        raise InvalidRequest(f"{name} are 0 to {largest}, not {min(values)} to {max(values)}")
+
+
+def _check_deps(graph: GraphRecord, command: AddTasks, dep_counts: Sequence[int]) -> None:
+    """Each dependency is older than what depends on it. Raises InvalidRequest."""
+    deps = command.deps
+    if sum(dep_counts) != len(deps):
+        raise InvalidRequest(f"{len(deps)} dependencies, but dep_counts add up to {sum(dep_counts)}")
+    at = 0
+    for index, dep_count in enumerate(dep_counts, command.first_index):
+        if dep_count < 0:
+            raise InvalidRequest("dep_counts are not negative")
+        if dep_count == 1:
+            if not 0 <= deps[at] < index:
+                raise InvalidRequest(f"task {index} depends on {deps[at]}, which does not come before it")
+        elif dep_count:
+            own = deps[at : at + dep_count]
+            if min(own) < 0 or max(own) >= index:
+                raise InvalidRequest(f"task {index} depends on {max(own)}, which does not come before it")
+        at += dep_count
+
+
+def _resolve_old(work: Work, graph: GraphRecord, command: AddTasks) -> dict[int, int]:
+    """Ids of the dependencies that came in earlier runs. Raises InvalidRequest if one was forgotten in between."""
+    first_index = command.first_index
+    ids: dict[int, int] = {}
+    ends: list[int] = []
+    runs: list[tuple[int, int]] = []
+    for index in sorted({dep for dep in command.deps if dep < first_index}):
+        at = bisect_left(ends, index)
+        if at == len(ends):
+            run = find_index(work.txn, graph.id, index)
+            if run is None:
+                raise InvalidRequest(f"index {index} is unknown")
+            ends.append(run[1])
+            runs.append((run[0], run[2]))
+        start, first_id = runs[at]
+        if first_id:
+            task_id = ids[index] = first_id + index - start
+            if work.task(task_id) is None:
+                raise InvalidRequest(f"task {index} was forgotten: its dependent was not declared in dependent_counts")
+        else:
+            ids[index] = 0
+    return ids
+
+
+def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | None) -> None:
+    """Raises InvalidRequest, LimitExceeded, StoreFull; then nothing of it was written."""
+    graph = named_graph(work, command.submission)
+    if graph.status != GraphStatus.OPEN:
+        ids = [find_key(work.txn, key) for key in command.keys]
+        work.result.added.append(Added(command.submission, command.first_index, ids, [], list(range(len(ids)))))
+        return
+    _check(graph, command)
+    count = len(command.keys)
+    flags = _column("flags", command.flags, count, 0)
+    specs = _column("specs", command.specs, count, b"")
+    dep_counts = _column("dep_counts", command.dep_counts, count, 0)
+    expected = _column("dependent_counts", command.dependent_counts, count, 0)
+    users = _column("user_priorities", command.user_priorities, count, 0.0)
+    annotations = _column("annotations", command.annotations, count, 0)
+    orders = command.orders and _column("orders", command.orders, count, 0.0)
+    groups = command.groups and _column("groups", command.groups, count, 0)
+    _check_deps(graph, command, dep_counts)
+    ids_before = _resolve_old(work, graph, command)
+    if free_bytes is not None:
+        _check_room(command, free_bytes())
+
+    first_index = command.first_index
+    _add_names(work, graph, command)
+    default_group = 0 if graph.groups else NO_GROUP
+    next_id = first_new = work.next(Meta.NEXT_TASK, count)
+    txn = work.txn
+    put = txn.put
+    pack = U64.pack
+    generation = graph.generation
+    client = intern_client(work, graph.client) if any(flag & _WANTED for flag in flags) else None
+    ids: list[int] = []
+    missing: list[bytes] = []
+    known_at: list[int] = []
+    at = 0
+    for i, key in enumerate(command.keys):
+        flag = flags[i]
+        dep_count = dep_counts[i]
+        own_deps: Sequence[int] = ()
+        if dep_count:
+            own_deps = [
+                ids[dep - first_index] if dep >= first_index else ids_before[dep] for dep in command.deps[at : at + dep_count]
+            ]
+            if dep_count > 1:
+                own_deps = list(dict.fromkeys(own_deps))
+            at += dep_count
+        key_digest = digest(key)
+        others = txn.get(Table.KEYS, key_digest)
+        task = None
+        if others is not None:
+            known = find_key(txn, key)
+            task = work.task(known) if known else None
+        if task is not None:
+            ids.append(task.id)
+            known_at.append(i)
+            _meet(work, graph, task, flag, own_deps)
+            if client is not None and flag & _WANTED:
+                add_want(work, client, task, graph.id)
+            recheck(work, task)
+            if task.state == ERRED and flag & _WANTED:
+                tell_one(work, task, graph.client)
+            continue
+        if flag & _EXTERNAL:
+            ids.append(0)
+            missing.append(key)
+            known_at.append(i)
+            continue
+        task = TaskRecord()
+        task_id = task.id = next_id
+        next_id += 1
+        ids.append(task_id)
+        task.state = RELEASED
+        task.flags = flag & _STORED_FLAGS
+        task.suspicious = 0
+        task.retries = -1
+        task.waiting_on = task.blocked_on = task.need = task.links = task.wants = 0
+        task.expected = expected[i]
+        task.nbytes = -1
+        task.graph = graph.id
+        task.group = groups[i] if groups else default_group
+        task.annotation = annotations[i]
+        task.rank = encode_rank(users[i], generation, orders[i] if orders else float(first_index + i))
+        task.deps = ()
+        task.dirty = True
+        task.stored_queue = 0
+        task.stored_leased = False
+        work.add_task(task)
+        id_key = pack(task_id)
+        put(Table.NAMES, id_key, key)
+        put(Table.KEYS, key_digest, id_key if others is None else others + id_key)
+        if specs[i]:
+            put(Table.SPECS, id_key, specs[i])
+        graph.expected += expected[i]
+        if own_deps:
+            _link(work, graph, task, own_deps, id_key)
+        if client is not None and flag & _WANTED:
+            graph.counts[RELEASED - 1] += 1
+            add_want(work, client, task, graph.id)
+            graph.counts[RELEASED - 1] -= 1
+        _place(work, graph, task, bool(flag & _HELD))
+        work.count_group(graph.id, task.group, 1)
+    work.flush_dependents()
+    graph.added += count
+    graph.dirty = True
+    _add_runs(work, graph, first_index, ids)
+    if next_id < first_new + count:
+        # Give back the numbers that known keys did not use. Nobody has seen them.
+        put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
+    work.result.added.append(Added(command.submission, first_index, ids, missing, known_at))
+
+
+def _check_room(command: AddTasks, free_bytes: int) -> None:
+    size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_annotations))
+    size += len(command.keys) * TASK_BYTES_ESTIMATE + len(command.deps) * 16
+    if free_bytes - size < STORE_RESERVE_BYTES:
+        raise NoRoom(
+            f"{free_bytes} bytes are left in the store, and {STORE_RESERVE_BYTES} of them are kept for graphs that are running: "
+            f"no room for {len(command.keys)} tasks of about {size} bytes"
+        )
+
+
+def _add_names(work: Work, graph: GraphRecord, command: AddTasks) -> None:
+    for name in command.new_groups:
+        work.add_group(graph.id, graph.groups, name)
+        graph.groups += 1
+    for blob in command.new_annotations:
+        graph.annotations += 1
+        work.txn.put(Table.BLOBS, GRAPH_PART.pack(graph.id, graph.annotations), blob)
+
+
+def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps: Sequence[int]) -> None:
+    """A key that is there already: it keeps its links; those this submission names will not come."""
+    for dep_id in own_deps:
+        dep = work.task(dep_id)
+        if dep is not None and dep.graph == graph.id and dep.expected:
+            dep.expected -= 1
+            dep.dirty = True
+            graph.expected -= 1
+            recheck(work, dep)
+    if task.graph != graph.id:
+        protector = intern_client(work, _protector(graph), internal=True)
+        add_want(work, protector, task)
+    if flag & _HELD and task.state != MEMORY:
+        work.flush_dependents()
+        hold(work, task)
+
+
+def tell_one(work: Work, task: TaskRecord, client: str) -> None:
+    """Tell one client that a task it has just begun to want is ERRED."""
+    cause, payload = cause_of(work, task.id)
+    work.result.erred.append(Erred(client, work.key(task.id), cause, payload))
+
+
+def _link(work: Work, graph: GraphRecord, task: TaskRecord, own_deps: Sequence[int], id_key: bytes) -> None:
+    """Edges of a new task, both ways. Missing dependencies (id 0) are left out."""
+    deps = tuple(own_deps) if 0 not in own_deps else tuple(dep for dep in own_deps if dep)
+    if not deps:
+        return
+    task.deps = deps
+    work.txn.put(Table.EDGES, id_key, encode_ids(deps))
+    new_dependents = work.new_dependents
+    for dep_id in deps:
+        dep = work.known_task(dep_id)
+        dep.links += 1
+        dep.dirty = True
+        if dep.expected and dep.graph == graph.id:
+            dep.expected -= 1
+            graph.expected -= 1
+        dependents = new_dependents.get(dep_id)
+        if dependents is None:
+            new_dependents[dep_id] = [task.id]
+        else:
+            dependents.append(task.id)
+
+
+def _place(work: Work, graph: GraphRecord, task: TaskRecord, held: bool) -> None:
+    """The first state of a new task, which counts nowhere yet."""
+    waiting_on = blocked_on = erred = 0
+    active = held or needed(task)
+    assert task.deps is not None
+    if active:
+        for dep_id in task.deps:
+            state = work.known_task(dep_id).state
+            if state != MEMORY:
+                waiting_on += 1
+                if state != PROCESSING:
+                    blocked_on += 1
+                    if state == ERRED and not erred:
+                        erred = dep_id
+    if erred and not held:
+        active = False
+    for dep_id in task.deps:
+        dep = work.known_task(dep_id)
+        if active:
+            dep.need += 1
+            if dep.state == RELEASED:
+                work.push(Todo.UP, dep_id)
+        elif not needed(dep):
+            work.push(Todo.DOWN, dep_id)
+    if active:
+        task.waiting_on = waiting_on
+        task.blocked_on = blocked_on
+        task.state = PROCESSING if held else WAITING if blocked_on else QUEUED
+    graph.counts[task.state - 1] += 1
+    if erred and not held:
+        fail_blamed(work, task, erred)
+    if not task.wants and not task.expected:
+        work.push(Todo.DOWN, task.id)
+
+
+def _add_runs(work: Work, graph: GraphRecord, first_index: int, ids: Sequence[int]) -> None:
+    """One record for each stretch of indices whose ids follow each other."""
+    start = 0
+    for end in range(1, len(ids) + 1):
+        if end < len(ids) and (ids[end] == ids[end - 1] + 1 if ids[start] else not ids[end]) and bool(ids[end]) == bool(ids[start]):
+            continue
+        work.txn.put(
+            Table.RUNS,
+            U64_PAIR.pack(graph.id, first_index + end - 1),
+            U64_PAIR.pack(first_index + start, ids[start]),
+        )
+        start = end
+
+
+# ---------------------------------------------------------------------------------------------------------- background
+
+
+def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tuple[list[int], int | None]:
+    """Ids from index `cursor` on, and the index to go on with (None: that was all)."""
+    ids: list[int] = []
+    index = cursor
+    while len(ids) < items_max:
+        run = find_index(work.txn, graph_id, index)
+        if run is None:
+            return ids, None
+        first, last, first_id = run
+        stop = min(last + 1, index + items_max - len(ids))
+        if first_id:
+            ids.extend(range(first_id + index - first, first_id + stop - first))
+            index = stop
+        else:
+            index = last + 1
+    return ids, index
+
+
+def unexpect_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
+    """A sealed submission brings no more dependents. Returns the number of tasks met."""
+    graph = work.graph(graph_id)
+    if graph is None or not graph.expected:
+        return 0
+    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
+    for task_id in ids:
+        task = work.task(task_id)
+        if task is not None and task.graph == graph_id:
+            _unexpect(work, graph, task)
+    if rest is not None:
+        work.push(Todo.UNEXPECT, graph_id, 0, rest)
+    return len(ids)
+
+
+def _unexpect(work: Work, graph: GraphRecord, task: TaskRecord) -> None:
+    if task.expected:
+        graph.expected -= task.expected
+        graph.dirty = True
+        task.expected = 0
+        task.dirty = True
+        recheck(work, task)
+
+
+def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
+    """Take back what an aborted submission brought: what its tasks expect, and its client's wants. Returns the tasks met.
+
+    What others want or depend on stays, and the graph with it.
+    """
+    graph = work.graph(graph_id)
+    if graph is None:
+        return 0
+    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
+    client = client_of(work, graph.client)
+    for task_id in ids:
+        task = work.task(task_id)
+        if task is None:
+            continue
+        if task.graph == graph_id:
+            _unexpect(work, graph, task)
+        if client is not None and client.wants and task.wants:
+            brought = work.txn.get(Table.WANTS, U64_PAIR.pack(client.id, task_id))
+            if brought == U64.pack(graph_id):
+                remove_want(work, client, task)
+        if not task.links:
+            recheck(work, task)
+    if rest is not None:
+        work.push(Todo.ABORT, graph_id, 0, rest)
+        return len(ids)
+    graph.status = GraphStatus.SEALED
+    graph.dirty = True
+    if graph.ended:
+        work.push(Todo.END, graph_id)
+    return len(ids)
+
+
+def end_some(work: Work, graph_id: int, items_max: int) -> int:
+    """Remove what is left of a graph without tasks. Returns the records removed."""
+    graph = work.graph(graph_id)
+    if graph is None or not graph.ended:
+        return 0
+    work.report_forgotten()
+    removed = 0
+    for table, start, stop in (
+        (Table.RUNS, U64_PAIR.pack(graph_id, 0), U64_PAIR.pack(graph_id + 1, 0)),
+        (Table.BLOBS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
+        (Table.GROUPS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
+    ):
+        keys = []
+        for key, _ in work.txn.scan(table, start, stop):
+            if removed == items_max:
+                work.push(Todo.END, graph_id)
+                return _delete(work, table, keys, removed)
+            keys.append(key)
+            removed += 1
+        _delete(work, table, keys, removed)
+    work.drop_groups(graph_id)
+    # An aborted one has lost its name already; taking it out again does no harm.
+    remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph_id)
+    work.remove_graph(graph)
+    return removed
+
+
+def _delete(work: Work, table: Table, keys: Sequence[bytes], removed: int) -> int:
+    for key in keys:
+        work.txn.delete(table, key)
+    return removed

@@ -1,0 +1,268 @@
+"""The rules of docs/engine.md, run over a whole store. One function a rule; each yields what breaks it, in words.
+
+Not bounded in work or memory: for tests and for `taskdb verify`, never for production's hot path.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from taskdb.engine.work import Todo
+from taskdb.model import ACTIVE, TaskFlag, TaskState
+from taskdb.store.base import ReadTxn
+from taskdb.store.codec import (
+    NO_GROUP,
+    ClientRecord,
+    GraphRecord,
+    GraphStatus,
+    TaskRecord,
+    decode_client,
+    decode_error,
+    decode_graph,
+    decode_group,
+    decode_ids,
+    decode_task,
+    queue_of,
+)
+from taskdb.engine.refs import client_name
+from taskdb.store.schema import GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
+
+_COMING = (TaskState.WAITING, TaskState.QUEUED)
+
+
+class Snapshot:
+    """All of a store, decoded once for all rules."""
+
+    def __init__(self, txn: ReadTxn) -> None:
+        self.txn = txn
+        self.tasks: dict[int, TaskRecord] = {int.from_bytes(k): decode_task(int.from_bytes(k), v) for k, v in txn.scan(Table.TASKS)}
+        self.edges: dict[int, tuple[int, ...]] = {int.from_bytes(k): decode_ids(v) for k, v in txn.scan(Table.EDGES)}
+        self.graphs: dict[int, GraphRecord] = {int.from_bytes(k): decode_graph(int.from_bytes(k), v) for k, v in txn.scan(Table.GRAPHS)}
+        self.clients: dict[int, ClientRecord] = {int.from_bytes(k): decode_client(int.from_bytes(k), v) for k, v in txn.scan(Table.CLIENTS)}
+        self.todo: set[tuple[int, int, int]] = {TODO_KEY.unpack(k) for k, _ in txn.scan(Table.TODO)}
+        self.dependents: dict[int, list[int]] = {task_id: [] for task_id in self.tasks}
+        for task_id, deps in self.edges.items():
+            for dep in deps:
+                self.dependents.setdefault(dep, []).append(task_id)
+
+    def deps(self, task: TaskRecord) -> list[TaskRecord]:
+        return [self.tasks[dep] for dep in self.edges.get(task.id, ()) if dep in self.tasks]
+
+    def due(self, kind: Todo, a: int) -> bool:
+        return (kind, a, 0) in self.todo
+
+
+def _named(task: TaskRecord) -> str:
+    return f"task {task.id} ({TaskState(task.state).name})"
+
+
+def links(snap: Snapshot) -> Iterator[str]:
+    """Every link goes from a task to an older one that exists, and stands both ways."""
+    for task_id, deps in snap.edges.items():
+        if task_id not in snap.tasks:
+            yield f"edges of task {task_id}, which does not exist"
+        for dep in deps:
+            if dep not in snap.tasks:
+                yield f"task {task_id} depends on {dep}, which does not exist"
+            if dep >= task_id:
+                yield f"task {task_id} depends on {dep}, which is not older"
+        if len(set(deps)) != len(deps) or not deps:
+            yield f"edges of task {task_id} are empty or not distinct"
+    recorded: dict[int, list[int]] = {}
+    for key, data in snap.txn.scan(Table.REDGES):
+        task_id, first = U64_PAIR.unpack(key)
+        ids = decode_ids(data)
+        if task_id not in snap.tasks:
+            yield f"dependents of task {task_id}, which does not exist"
+        if not ids or ids[0] != first or list(ids) != sorted(set(ids)):
+            yield f"dependents of task {task_id} from {first} on are not ascending"
+        recorded.setdefault(task_id, []).extend(ids)
+    for task_id, dependents in snap.dependents.items():
+        alive = [other for other in recorded.get(task_id, ()) if other in snap.tasks]
+        if alive != sorted(dependents):
+            yield f"task {task_id} has dependents {sorted(dependents)}, but {alive} stand there"
+
+
+def counters(snap: Snapshot) -> Iterator[str]:
+    """Each counter equals a recount."""
+    wants = Counter(U64_PAIR.unpack(key)[1] for key, _ in snap.txn.scan(Table.WANTS))
+    for task in snap.tasks.values():
+        deps = snap.deps(task)
+        active = task.state in ACTIVE
+        expected = {
+            "waiting_on": sum(dep.state != TaskState.MEMORY for dep in deps) if active else 0,
+            "blocked_on": sum(dep.state not in (TaskState.MEMORY, TaskState.PROCESSING) for dep in deps) if active else 0,
+            "need": sum(snap.tasks[other].state in ACTIVE for other in snap.dependents[task.id] if other in snap.tasks),
+            "links": len(snap.dependents[task.id]),
+            "wants": wants[task.id],
+        }
+        for name, value in expected.items():
+            if getattr(task, name) != value:
+                yield f"{_named(task)}: {name} is {getattr(task, name)}, counted {value}"
+
+
+def states(snap: Snapshot) -> Iterator[str]:
+    """Rules 1, 6, 7: the state follows from who needs it and what blocks it, unless todo names it."""
+    for task in snap.tasks.values():
+        needed = task.need or task.expected or task.wants
+        linked = task.links or task.expected or task.wants
+        if task.state in _COMING and (task.state == TaskState.WAITING) != bool(task.blocked_on):
+            yield f"{_named(task)}: blocked_on is {task.blocked_on}"
+        if not linked and not snap.due(Todo.DOWN, task.id):
+            yield f"{_named(task)}: nothing links it, and it is not about to be forgotten"
+        elif not needed and task.state not in (TaskState.RELEASED, TaskState.ERRED) and not snap.due(Todo.DOWN, task.id):
+            yield f"{_named(task)}: nobody needs it, and it is not about to be released"
+        elif needed and task.state == TaskState.RELEASED and not snap.due(Todo.UP, task.id):
+            yield f"{_named(task)}: it is needed, and not about to be activated"
+        if task.state in _COMING:
+            for dep in snap.deps(task):
+                if dep.state == TaskState.ERRED and not snap.due(Todo.FAIL, dep.id):
+                    yield f"{_named(task)}: dependency {dep.id} is ERRED, and it is not about to fail"
+
+
+def queues(snap: Snapshot) -> Iterator[str]:
+    """Rule 2: the queues hold all and only QUEUED tasks, each the right ones."""
+    for table, queue in ((Table.READY, 1), (Table.AHEAD, 2)):
+        stored = {key for key, _ in snap.txn.scan(table)}
+        right = {task.rank + U64.pack(task.id) for task in snap.tasks.values() if queue_of(task) == queue}
+        for key in stored ^ right:
+            yield f"task {int.from_bytes(key[RANK_BYTES:])} is {'wrongly' if key in stored else 'not'} in {table.name}"
+
+
+def leases(snap: Snapshot) -> Iterator[str]:
+    """Rule 3: PROCESSING tasks, and only they, are leased, to the current epoch."""
+    data = snap.txn.get(Table.META, meta_key(Meta.EPOCH))
+    epoch = 0 if data is None else U64.unpack(data)[0]
+    leased = {int.from_bytes(key): int.from_bytes(value) for key, value in snap.txn.scan(Table.LEASES)}
+    for task_id in leased.keys() ^ {task.id for task in snap.tasks.values() if task.state == TaskState.PROCESSING}:
+        yield f"task {task_id} is {'leased and not PROCESSING' if task_id in leased else 'PROCESSING and not leased'}"
+    for task_id, owner in leased.items():
+        if owner != epoch and not snap.due(Todo.GIVE_BACK, epoch):
+            yield f"task {task_id} is leased to epoch {owner}, not {epoch}"
+
+
+def wants(snap: Snapshot) -> Iterator[str]:
+    """A want stands both ways, and is counted; clients without wants are gone, and only dropped ones have no name."""
+    by_client = {U64_PAIR.unpack(key) for key, _ in snap.txn.scan(Table.WANTS)}
+    by_task = {U64_PAIR.unpack(key)[::-1] for key, _ in snap.txn.scan(Table.WANTED_BY)}
+    for client_id, task_id in by_client ^ by_task:
+        yield f"the want of client {client_id} for task {task_id} stands one way only"
+    counts = Counter(client_id for client_id, _ in by_client)
+    for client_id, task_id in by_client:
+        if client_id not in snap.clients or task_id not in snap.tasks:
+            yield f"client {client_id} wants task {task_id}: one of them does not exist"
+    named = {number for _, data in snap.txn.scan(Table.CLIENT_NAMES) for number in decode_ids(data)}
+    for client in snap.clients.values():
+        if client.wants != counts[client.id]:
+            yield f"client {client.id}: wants is {client.wants}, counted {counts[client.id]}"
+        if not client.wants and not client.dropped:
+            yield f"client {client.id} wants nothing"
+        if client.dropped != snap.due(Todo.DROP, client.id):
+            yield f"client {client.id}: dropped is {client.dropped}, against todo"
+        if (client.id in named) == client.dropped:
+            yield f"client {client.id}: dropped is {client.dropped}, against its name"
+        data = snap.txn.get(Table.CLIENT_NAMES, digest(client_name(client.name, client.internal)))
+        if not client.dropped and client.id not in decode_ids(data or b""):
+            yield f"client {client.id} is not found by its name"
+    for number in named - snap.clients.keys():
+        yield f"client {number} has a name and does not exist"
+
+
+def keys(snap: Snapshot) -> Iterator[str]:
+    """Every task is found by its key, and no key leads elsewhere."""
+    names = {int.from_bytes(key): name for key, name in snap.txn.scan(Table.NAMES)}
+    for task_id in names.keys() ^ snap.tasks.keys():
+        yield f"task {task_id} and its key: only one exists"
+    if len(set(names.values())) != len(names):
+        yield "a key has two tasks"
+    right: dict[bytes, set[int]] = {}
+    for task_id, name in names.items():
+        right.setdefault(digest(name), set()).add(task_id)
+    stored = {key: set(decode_ids(data)) for key, data in snap.txn.scan(Table.KEYS)}
+    if stored != right:
+        yield f"digests lead to {stored}, not to {right}"
+
+
+def errors(snap: Snapshot) -> Iterator[str]:
+    """ERRED tasks, and only they, have an error; a cause has failed itself."""
+    records = {int.from_bytes(key): decode_error(data) for key, data in snap.txn.scan(Table.ERRORS)}
+    for task_id in records.keys() ^ {task.id for task in snap.tasks.values() if task.state == TaskState.ERRED}:
+        yield f"task {task_id}: ERRED and error do not agree"
+
+
+def orphans(snap: Snapshot) -> Iterator[str]:
+    """No record without its task or graph."""
+    for table in (Table.SPECS, Table.EDGES, Table.ERRORS, Table.LEASES):
+        for key, _ in snap.txn.scan(table):
+            if int.from_bytes(key) not in snap.tasks:
+                yield f"{table.name} of task {int.from_bytes(key)}, which does not exist"
+    for key, _ in snap.txn.scan(Table.RUNS):
+        if U64_PAIR.unpack(key)[0] not in snap.graphs:
+            yield f"RUNS of graph {U64_PAIR.unpack(key)[0]}, which does not exist"
+    for table in (Table.BLOBS, Table.GROUPS):
+        for key, _ in snap.txn.scan(table):
+            if GRAPH_PART.unpack(key)[0] not in snap.graphs:
+                yield f"{table.name} of graph {GRAPH_PART.unpack(key)[0]}, which does not exist"
+    for task in snap.tasks.values():
+        if task.graph not in snap.graphs:
+            yield f"{_named(task)}: graph {task.graph} does not exist"
+
+
+def graphs(snap: Snapshot) -> Iterator[str]:
+    """Counts by state, of wanted and of expected equal a recount; ended graphs are gone; names lead to what is not aborted."""
+    groups: Counter[tuple[int, int]] = Counter()
+    for graph in snap.graphs.values():
+        own = [task for task in snap.tasks.values() if task.graph == graph.id]
+        counts = Counter(task.state for task in own)
+        if graph.counts != [counts[state] for state in TaskState]:
+            yield f"graph {graph.id}: counts are {graph.counts}, counted {dict(counts)}"
+        if graph.wanted != sum(task.wants > 0 for task in own):
+            yield f"graph {graph.id}: wanted is {graph.wanted}"
+        if graph.expected != sum(task.expected for task in own):
+            yield f"graph {graph.id}: expected is {graph.expected}, counted {sum(task.expected for task in own)}"
+        if graph.expected and graph.status == GraphStatus.SEALED and not snap.due(Todo.UNEXPECT, graph.id):
+            yield f"graph {graph.id} is sealed and expects {graph.expected}"
+        if graph.ended and not snap.due(Todo.END, graph.id):
+            yield f"graph {graph.id} has ended"
+        if (graph.status == GraphStatus.ABORTED) != snap.due(Todo.ABORT, graph.id):
+            yield f"graph {graph.id}: aborted, against todo"
+        groups.update((graph.id, task.group) for task in own if task.group != NO_GROUP)
+    for key, data in snap.txn.scan(Table.GROUPS):
+        part = GRAPH_PART.unpack(key)
+        if decode_group(data)[0] != groups[part]:
+            yield f"group {part}: {decode_group(data)[0]} live, counted {groups[part]}"
+    for _, data in snap.txn.scan(Table.GRAPH_NAMES):
+        for number in decode_ids(data):
+            if number not in snap.graphs or snap.graphs[number].status == GraphStatus.ABORTED:
+                yield f"graph {number} has a name, and is gone or aborted"
+
+
+def residents(snap: Snapshot) -> Iterator[str]:
+    """Data without a result is ERRED, let go, or leased: never queued."""
+    for task in snap.tasks.values():
+        if task.flags & TaskFlag.DATA and task.state in _COMING:
+            yield f"{_named(task)}: data in a queue"
+
+
+RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
+    links,
+    counters,
+    states,
+    queues,
+    leases,
+    wants,
+    keys,
+    errors,
+    orphans,
+    graphs,
+    residents,
+)
+
+
+def violations(txn: ReadTxn) -> Iterator[str]:
+    """Everything in a store that breaks a rule, each as "rule: words"."""
+    snap = Snapshot(txn)
+    for rule in RULES:
+        for words in rule(snap):
+            yield f"{rule.__name__}: {words}"

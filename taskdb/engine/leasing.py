@@ -1,0 +1,80 @@
+"""Handing tasks out: by rank, first those that can run at once, then look-ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from taskdb.commands import Lease
+from taskdb.engine.transitions import PROCESSING, move, wanted_by
+from taskdb.engine.work import Work
+from taskdb.errors import InvariantBroken
+from taskdb.store.codec import TaskRecord, decode_rank
+from taskdb.store.schema import RANK_BYTES, U64, Table
+
+_QUEUED = 2
+
+
+def lease_of(work: Work, task: TaskRecord) -> Lease:
+    graph = work.known_graph(task.graph)
+    return Lease(
+        task.id,
+        work.key(task.id),
+        work.txn.get(Table.SPECS, U64.pack(task.id)) or b"",
+        task.flags,
+        decode_rank(task.rank),
+        list(work.deps(task)),
+        work.group_name(task.graph, task.group),
+        graph.submission,
+        work.blob(task.graph, task.annotation),
+        task.retries,
+        task.suspicious,
+        wanted_by(work, task) if task.wants else [],
+    )
+
+
+def _queue(work: Work, table: Table) -> Iterator[tuple[bytes, int]]:
+    for key, _ in work.txn.scan(table):
+        yield key[:RANK_BYTES], int.from_bytes(key[RANK_BYTES:])
+
+
+def lease(work: Work, ready: int, total: int) -> list[Lease]:
+    """Up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order.
+
+    Reads the queues from the store, which must be as last flushed: nothing may be pending in `work`.
+    """
+    leases: list[Lease] = []
+    newly = work.newly_queued = []
+    #: Tasks that became QUEUED here. They wait for a task leased here, so they belong to the ahead queue.
+    new: list[tuple[bytes, int]] = []
+
+    def take(item: tuple[bytes, int]) -> None:
+        task = work.known_task(item[1])
+        if task.state != _QUEUED:
+            raise InvariantBroken(f"task {task.id} stands in a queue in state {task.state}")
+        move(work, task, PROCESSING)
+        leases.append(lease_of(work, task))
+        while newly:
+            heappush(new, newly.pop())
+
+    ready_queue = _queue(work, Table.READY)
+    ahead_queue = _queue(work, Table.AHEAD)
+    limit = min(ready, total)
+    while len(leases) < limit and (item := next(ready_queue, None)) is not None:
+        take(item)
+    if len(leases) < total:
+        ready_next, ahead_next = next(ready_queue, None), next(ahead_queue, None)
+        while len(leases) < total:
+            heads = [item for item in (ready_next, ahead_next, new[0] if new else None) if item is not None]
+            if not heads:
+                break
+            item = min(heads)
+            if item is ready_next:
+                ready_next = next(ready_queue, None)
+            elif item is ahead_next:
+                ahead_next = next(ahead_queue, None)
+            else:
+                heappop(new)
+            take(item)
+    work.newly_queued = None
+    return leases

@@ -1,0 +1,353 @@
+"""One call's view of the store: decoded records, each read once and written back once, and the background work it gives rise to.
+
+Rules: nothing here decides anything; `flush` is the only place that writes tasks, queues, leases, graphs, groups and clients. What is
+in `todo` is neither lost nor done twice: it is in memory, or in the table, or done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+
+from taskdb.commands import GroupCount, Result
+from taskdb.engine.refs import find_key
+from taskdb.errors import InvariantBroken
+from taskdb.limits import CACHE_TASKS_MAX
+from taskdb.model import TaskState
+from taskdb.store.base import WriteTxn
+from taskdb.store.codec import (
+    NO_GROUP,
+    ClientRecord,
+    GraphRecord,
+    TaskRecord,
+    decode_client,
+    decode_graph,
+    decode_group,
+    decode_ids,
+    decode_task,
+    encode_client,
+    encode_graph,
+    encode_group,
+    encode_ids,
+    encode_task,
+)
+from taskdb.store.schema import GRAPH_PART, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
+
+_QUEUED = int(TaskState.QUEUED)
+_PROCESSING = int(TaskState.PROCESSING)
+_NO_IDS: tuple[int, ...] = ()
+_QUEUES = (None, Table.READY, Table.AHEAD)
+
+
+class Todo(IntEnum):
+    """Kinds of background work, in the order in which they are done. Numbers are stored.
+
+    IMPORTANT: what brings tasks back (UP) comes before what lets go (DOWN), or a result that is still needed would be dropped
+    and computed again; cancelling comes before failing, or a client would hear both.
+    """
+
+    #: (task, 0): activate it if it is RELEASED and needed.
+    UP = 1
+    #: (client, task) -> next dependent: end its client's want, go on to its dependents. Ids grow from a task to its dependents,
+    #: so in this order each task is met once.
+    CANCEL = 2
+    #: (task, 0) -> next dependent: its dependents fail.
+    FAIL = 4
+    #: (task, 0) -> next dependent: its ERRED dependents live again.
+    REVIVE = 5
+    #: (task, 0): clear its error, or those it is blamed on.
+    RETRY = 6
+    #: (client, 0): remove its wants.
+    DROP = 7
+    #: (graph, 0) -> next index: its tasks expect no more dependents.
+    UNEXPECT = 8
+    #: (graph, 0) -> next index: take back what it brought.
+    ABORT = 9
+    #: (task, 0): release it if it is not needed, forget it if it is not linked.
+    DOWN = 10
+    #: (graph, 0): remove what is left of a graph without tasks.
+    END = 11
+    #: (epoch, 0) -> next task: leases of earlier epochs are given back. Last, so that it also says that nothing is left of them.
+    GIVE_BACK = 12
+
+
+class Work:
+    def __init__(self, txn: WriteTxn, epoch: int) -> None:
+        self.txn = txn
+        self.epoch = epoch
+        self.result = Result()
+        self._tasks: dict[int, TaskRecord | None] = {}
+        self._graphs: dict[int, GraphRecord | None] = {}
+        self._clients: dict[int, ClientRecord | None] = {}
+        #: (graph, index) -> [live tasks, name, changed]
+        self._groups: dict[tuple[int, int], list[int | str | bool]] = {}
+        self._blobs: dict[tuple[int, int], bytes] = {}
+        self._forgotten: dict[tuple[int, int], int] = {}
+        self._todo: dict[tuple[int, int, int], int] = {}
+        self._todo_heap: list[tuple[int, int, int]] = []
+        self._stored_todo: set[tuple[int, int, int]] = set()
+        #: Nothing was waiting when this began, so nothing new needs to be looked up.
+        self._todo_was_empty = txn.count(Table.TODO) == 0
+        #: Dependents that came in this call: dependency -> their ids.
+        self.new_dependents: dict[int, list[int]] = {}
+        #: Names of clients met -> their numbers.
+        self.client_ids: dict[tuple[str, bool], int] = {}
+        #: Set while leasing: told of each task that becomes QUEUED.
+        self.newly_queued: list[tuple[bytes, int]] | None = None
+
+    # ------------------------------------------------------------------------------------------------------------ tasks
+
+    def task(self, task_id: int) -> TaskRecord | None:
+        tasks = self._tasks
+        if task_id in tasks:
+            return tasks[task_id]
+        data = self.txn.get(Table.TASKS, U64.pack(task_id))
+        task = tasks[task_id] = decode_task(task_id, data) if data is not None else None
+        return task
+
+    def known_task(self, task_id: int) -> TaskRecord:
+        """A task that must be there. Raises InvariantBroken."""
+        task = self._tasks.get(task_id) or self.task(task_id)
+        if task is None:
+            raise InvariantBroken(f"task {task_id} is gone")
+        return task
+
+    def add_task(self, task: TaskRecord) -> None:
+        self._tasks[task.id] = task
+
+    def remove_task(self, task: TaskRecord) -> None:
+        """Take it out of the tables that `flush` keeps."""
+        key = U64.pack(task.id)
+        self.txn.delete(Table.TASKS, key)
+        if task.stored_queue:
+            self.txn.delete(_queue_table(task.stored_queue), task.rank + key)
+        if task.stored_leased:
+            self.txn.delete(Table.LEASES, key)
+        self._tasks[task.id] = None
+
+    def deps(self, task: TaskRecord) -> tuple[int, ...]:
+        deps = task.deps
+        if deps is None:
+            data = self.txn.get(Table.EDGES, U64.pack(task.id))
+            deps = task.deps = _NO_IDS if data is None else decode_ids(data)
+        return deps
+
+    def segments(self, task_id: int, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Dependents in ascending order, as (first id, ids) of each record from `start` on; some may be forgotten."""
+        if self.new_dependents:
+            self.flush_dependents()
+        for key, data in self.txn.scan(Table.REDGES, U64_PAIR.pack(task_id, start), U64_PAIR.pack(task_id + 1, 0)):
+            yield int.from_bytes(key[8:]), decode_ids(data)
+
+    def flush_dependents(self) -> None:
+        """Write the dependents gathered, one record a dependency."""
+        if self.new_dependents:
+            put = self.txn.put
+            for task_id, dependents in self.new_dependents.items():
+                put(Table.REDGES, U64_PAIR.pack(task_id, dependents[0]), encode_ids(dependents))
+            self.new_dependents.clear()
+
+    def drop_dependents(self, task_id: int) -> None:
+        """Nobody depends on it any more: remove what names them."""
+        self.flush_dependents()
+        for key, _ in list(self.txn.scan(Table.REDGES, U64_PAIR.pack(task_id, 0), U64_PAIR.pack(task_id + 1, 0))):
+            self.txn.delete(Table.REDGES, key)
+
+    def key(self, task_id: int) -> bytes:
+        return self.txn.get(Table.NAMES, U64.pack(task_id)) or b""
+
+    def find(self, key: bytes) -> TaskRecord | None:
+        task_id = find_key(self.txn, key)
+        return self.task(task_id) if task_id else None
+
+    # ---------------------------------------------------------------------------------------------------- graphs, clients
+
+    def graph(self, graph_id: int) -> GraphRecord | None:
+        graphs = self._graphs
+        if graph_id in graphs:
+            return graphs[graph_id]
+        data = self.txn.get(Table.GRAPHS, U64.pack(graph_id))
+        graph = graphs[graph_id] = decode_graph(graph_id, data) if data is not None else None
+        return graph
+
+    def known_graph(self, graph_id: int) -> GraphRecord:
+        graph = self._graphs.get(graph_id) or self.graph(graph_id)
+        if graph is None:
+            raise InvariantBroken(f"graph {graph_id} is gone")
+        return graph
+
+    def add_graph(self, graph: GraphRecord) -> None:
+        # At once, because names are looked up in the table.
+        self.txn.put(Table.GRAPHS, U64.pack(graph.id), encode_graph(graph))
+        self._graphs[graph.id] = graph
+
+    def remove_graph(self, graph: GraphRecord) -> None:
+        self.txn.delete(Table.GRAPHS, U64.pack(graph.id))
+        self._graphs[graph.id] = None
+
+    def client(self, client_id: int) -> ClientRecord | None:
+        clients = self._clients
+        if client_id in clients:
+            return clients[client_id]
+        data = self.txn.get(Table.CLIENTS, U64.pack(client_id))
+        client = clients[client_id] = decode_client(client_id, data) if data is not None else None
+        return client
+
+    def add_client(self, client: ClientRecord) -> None:
+        self.txn.put(Table.CLIENTS, U64.pack(client.id), encode_client(client))
+        self._clients[client.id] = client
+
+    def remove_client(self, client: ClientRecord) -> None:
+        self.txn.delete(Table.CLIENTS, U64.pack(client.id))
+        self._clients[client.id] = None
+
+    def _group(self, graph_id: int, index: int) -> list[int | str | bool]:
+        group = self._groups.get((graph_id, index))
+        if group is None:
+            data = self.txn.get(Table.GROUPS, GRAPH_PART.pack(graph_id, index))
+            live, name = decode_group(data) if data is not None else (0, "")
+            group = self._groups[graph_id, index] = [live, name, False]
+        return group
+
+    def add_group(self, graph_id: int, index: int, name: str) -> None:
+        self._groups[graph_id, index] = [0, name, True]
+
+    def group_name(self, graph_id: int, index: int) -> str:
+        return "" if index == NO_GROUP else str(self._group(graph_id, index)[1])
+
+    def count_group(self, graph_id: int, index: int, change: int) -> None:
+        """A task came (1) or was forgotten (-1)."""
+        if index != NO_GROUP:
+            group = self._group(graph_id, index)
+            group[0] = int(group[0]) + change
+            group[2] = True
+        if change < 0:
+            self._forgotten[graph_id, index] = self._forgotten.get((graph_id, index), 0) - change
+
+    def drop_groups(self, graph_id: int) -> None:
+        """Its group records were deleted."""
+        for part in [part for part in self._groups if part[0] == graph_id]:
+            del self._groups[part]
+
+    def blob(self, graph_id: int, number: int) -> bytes:
+        if not number:
+            return b""
+        blob = self._blobs.get((graph_id, number))
+        if blob is None:
+            blob = self._blobs[graph_id, number] = self.txn.get(Table.BLOBS, GRAPH_PART.pack(graph_id, number)) or b""
+        return blob
+
+    def next(self, meta: Meta, count: int = 1) -> int:
+        """The first of `count` new numbers, never used before. Begins at 1."""
+        data = self.txn.get(Table.META, meta_key(meta))
+        first = 1 if data is None else int(U64.unpack(data)[0])
+        self.txn.put(Table.META, meta_key(meta), U64.pack(first + count))
+        return first
+
+    # ----------------------------------------------------------------------------------------------------------- todo
+
+    def push(self, kind: Todo, a: int, b: int = 0, cursor: int = 0) -> None:
+        """Put work off. If the same is waiting already, it begins at the earlier of the two cursors."""
+        item = (kind, a, b)
+        old = self._todo.get(item)
+        if old is None:
+            if not self._todo_was_empty and item not in self._stored_todo:
+                data = self.txn.get(Table.TODO, TODO_KEY.pack(*item))
+                if data is not None:
+                    self._stored_todo.add(item)
+                    cursor = min(cursor, int(U64.unpack(data)[0]))
+            heappush(self._todo_heap, item)
+            self._todo[item] = cursor
+        elif cursor < old:
+            self._todo[item] = cursor
+
+    def load_todo(self, items_max: int) -> None:
+        """Take the first items of the table into memory."""
+        for key, data in self.txn.scan(Table.TODO):
+            if items_max <= 0:
+                break
+            items_max -= 1
+            item = TODO_KEY.unpack(key)
+            cursor = int(U64.unpack(data)[0])
+            self._stored_todo.add(item)
+            if item in self._todo:
+                self._todo[item] = min(self._todo[item], cursor)
+            else:
+                self._todo[item] = cursor
+                self._todo_heap.append(item)
+        heapify(self._todo_heap)
+
+    def pop_todo(self) -> tuple[Todo, int, int, int] | None:
+        """Take out the first item."""
+        if not self._todo_heap:
+            return None
+        item = heappop(self._todo_heap)
+        cursor = self._todo.pop(item)
+        if item in self._stored_todo:
+            self._stored_todo.discard(item)
+            self.txn.delete(Table.TODO, TODO_KEY.pack(*item))
+        return Todo(item[0]), item[1], item[2], cursor
+
+    # ---------------------------------------------------------------------------------------------------------- flushing
+
+    def trim(self) -> None:
+        """Keep memory bounded: write back and drop what was decoded, if it is much. No record may be held by the caller."""
+        if len(self._tasks) > CACHE_TASKS_MAX:
+            self.flush_records()
+            self._tasks.clear()
+
+    def flush_records(self) -> None:
+        self.flush_dependents()
+        put = self.txn.put
+        pack = U64.pack
+        tasks_table, leases_table = Table.TASKS, Table.LEASES
+        for task in self._tasks.values():
+            if task is None or not task.dirty:
+                continue
+            task.dirty = False
+            key = pack(task.id)
+            put(tasks_table, key, encode_task(task))
+            state = task.state
+            queue = 0 if state != _QUEUED else (2 if task.waiting_on else 1)
+            if queue != task.stored_queue:
+                if task.stored_queue:
+                    self.txn.delete(_queue_table(task.stored_queue), task.rank + key)
+                if queue:
+                    put(_queue_table(queue), task.rank + key, b"")
+                task.stored_queue = queue
+            if (state == _PROCESSING) != task.stored_leased:
+                task.stored_leased = not task.stored_leased
+                if task.stored_leased:
+                    put(leases_table, key, pack(self.epoch))
+                else:
+                    self.txn.delete(leases_table, key)
+
+    def flush(self) -> Result:
+        """Write everything back and hand over the result. The Work is then used up."""
+        self.flush_records()
+        for graph in self._graphs.values():
+            if graph is not None and graph.dirty:
+                self.txn.put(Table.GRAPHS, U64.pack(graph.id), encode_graph(graph))
+        for client in self._clients.values():
+            if client is not None and client.dirty:
+                self.txn.put(Table.CLIENTS, U64.pack(client.id), encode_client(client))
+        for part, (live, name, changed) in self._groups.items():
+            if changed:
+                self.txn.put(Table.GROUPS, GRAPH_PART.pack(*part), encode_group(int(live), str(name)))
+        for item, cursor in self._todo.items():
+            self.txn.put(Table.TODO, TODO_KEY.pack(*item), U64.pack(cursor))
+        return self.result
+
+    def report_forgotten(self) -> None:
+        """Turn the tasks forgotten so far into GroupCounts. Call it while their graphs are still there."""
+        for (graph_id, index), count in self._forgotten.items():
+            submission = self.known_graph(graph_id).submission
+            self.result.forgotten.append(GroupCount(submission, self.group_name(graph_id, index), count))
+        self._forgotten.clear()
+
+
+def _queue_table(queue: int) -> Table:
+    table = _QUEUES[queue]
+    assert table is not None
+    return table

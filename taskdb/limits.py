@@ -1,0 +1,69 @@
+"""Every bound: its unit, and why it is there. Relations between bounds are asserted at the end."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+#: Bytes of one packed key. Dask's longest names are some hundred bytes; a key stands in every answer that names a task.
+KEY_BYTES_MAX = 64 * KIB
+#: Bytes of one spec. LMDB's values stop at 4 GiB and a gRPC message at 2 GiB; Dask warns about graphs over 10 MiB.
+SPEC_BYTES_MAX = 512 * MIB
+#: Bytes of one gRPC message: the largest spec with room around it.
+MESSAGE_BYTES_MAX = 600 * MIB
+#: Bytes (UTF-8) of a submission's name: it stands in every lease.
+SUBMISSION_BYTES_MAX = 128
+#: Bytes (UTF-8) of a client's name. Dask's are about 50.
+CLIENT_BYTES_MAX = 256
+#: Bytes (UTF-8) of a label or of a group's name: for display.
+LABEL_BYTES_MAX = 4 * KIB
+
+#: Tasks of one AddTasks a sender should not exceed: a few milliseconds of the only writer's time.
+CHUNK_TASKS = 512
+#: Tasks of one AddTasks: above, the writer would be busy for seconds. Refused.
+CHUNK_TASKS_MAX = 100_000
+#: Dependencies of one AddTasks. Refused above; 8 bytes each, twice.
+CHUNK_EDGES_MAX = 10_000_000
+#: Ids or keys in one Report, Want, Unwant, Cancel or Retry. Refused above.
+COMMAND_ITEMS_MAX = 1_000_000
+#: Commands of one batch.
+BATCH_COMMANDS_MAX = 100_000
+#: Stored counters are 32 bits wide: dependents of one task, and what a submission may declare.
+COUNT_MAX = 2**32 - 1
+
+#: Items of background work handled in one step: some 10 ms, so that a waiting batch is not held up.
+STEP_ITEMS = 500
+#: Items handled after a batch, for each id or task in it: enough that ordinary results (a release, a forget) go out with the batch.
+STEP_ITEMS_PER_COMMAND_ITEM = 4
+#: Decoded task records one transaction keeps in memory (about 300 bytes each).
+CACHE_TASKS_MAX = 200_000
+
+#: Milliseconds a commit may be put off to gather more commands: what a power cut may lose, and the cost of fsync shared.
+COMMIT_INTERVAL_MS = 50
+#: Commands after which a commit is made at once.
+COMMIT_COMMANDS_MAX = 10_000
+
+#: Bytes kept free for reports. Below it AddTasks is refused with store_full, so that graphs already there can finish.
+STORE_RESERVE_BYTES = 64 * MIB
+#: Bytes a task takes in the store besides its key, spec and edges (records and B-tree overhead; measured 350), to judge an AddTasks.
+TASK_BYTES_ESTIMATE = 400
+#: Bytes a store may grow to, if nobody says otherwise.
+STORE_BYTES_MAX = 64 * 1024 * MIB
+#: Bytes of address space LMDB maps. Sparse: costs nothing. Growing a map would kill its readers, so it never grows.
+STORE_MAP_BYTES = 1024 * 1024 * MIB
+#: Snapshot readers at a time (LMDB's reader slots).
+READERS_MAX = 256
+
+#: Tasks on one page of a listing.
+LIST_TASKS_MAX = 1_000
+#: Records a listing may look at for one page, so that a filter that matches nothing does not hold a snapshot for long.
+LIST_SCAN_MAX = 20_000
+#: Tasks in a blocking chain or a list of `explain`.
+EXPLAIN_TASKS_MAX = 100
+#: Queue entries counted by `explain` before it says "at least".
+EXPLAIN_QUEUE_MAX = 100_000
+
+assert SPEC_BYTES_MAX + KEY_BYTES_MAX < MESSAGE_BYTES_MAX < 2**31
+assert CHUNK_TASKS <= CHUNK_TASKS_MAX
+assert SUBMISSION_BYTES_MAX < 511 and CLIENT_BYTES_MAX < 511
+assert STORE_RESERVE_BYTES < STORE_BYTES_MAX < STORE_MAP_BYTES

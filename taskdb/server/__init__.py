@@ -1,0 +1,1 @@
+"""The daemon: one asyncio loop whose thread is also the only writer of the store."""

@@ -1,0 +1,434 @@
+"""The one writer. Owns the open write transaction, the group commit and the standing credit of the scheduler.
+
+Rules:
+- Everything here is plain calls on the thread of the daemon's loop: no locks, no hand-offs. A round trip is one apply.
+- A batch of the Session is applied, and answered, at once; it is on disk at most `commit_interval_ms` later, and only then
+  `durable`. If the commit fails, everything since the last one never happened: the Session is closed, the scheduler comes
+  back and sends it again.
+- An Ingest run has a transaction of its own, committed before it is answered, so a full store refuses that run alone.
+- Background work (`Engine.step`) runs in slices between messages.
+- An error the engine does not explain (a broken invariant, a bug) stops the daemon: nothing is written on a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from taskdb import commands as c
+from taskdb.config import ServerConfig
+from taskdb.engine.engine import Engine
+from taskdb.engine.refs import find_graph
+from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
+from taskdb.store.schema import Table
+from taskdb.store.base import ReadTxn, Store, WriteTxn
+from taskdb.store.codec import GraphStatus, decode_graph
+from taskdb.store.schema import U64, Table
+from taskdb.wire.convert import Refused
+from taskdb.wire.status import from_kind
+
+logger = logging.getLogger("taskdb.server")
+
+#: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
+STEP_ITEMS_SLICE = 64
+SLICE_SECONDS_MAX = 0.003
+#: Leases made in one go: bounds a message and the time it takes to make.
+LEASES_SLICE_MAX = 512
+#: Pause before background work and aborts are tried again after the store refused them (it is full).
+RETRY_SECONDS = 1.0
+
+
+class Peer(Protocol):
+    """The Session a scheduler is attached by, as the writer sees it."""
+
+    epoch: int
+
+    def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
+        """Send a Result. Never blocks."""
+
+    def durable(self, seq: int) -> None:
+        """Send Durable."""
+
+    def end(self, error: TaskDBError) -> None:
+        """Close the Session with this error. The writer has let go of it already."""
+
+
+class CreditLine:
+    """What may still be leased: a Credit is absolute, so leases made since the scheduler wrote it are subtracted."""
+
+    def __init__(self) -> None:
+        #: Leases sent in this epoch.
+        self.sent = 0
+        self.ready = 0
+        self.total = 0
+
+    def renew(self, credit: c.Credit) -> None:
+        if credit.leases_seen > self.sent:  # said by a scheduler that knows more than we do: we were started again
+            self.sent = credit.leases_seen
+        under_way = self.sent - credit.leases_seen
+        self.ready = credit.ready - under_way
+        self.total = credit.total - under_way
+
+    def spend(self, count: int) -> None:
+        self.sent += count
+        self.ready -= count
+        self.total -= count
+
+    def room(self) -> tuple[int, int]:
+        total = min(max(self.total, 0), LEASES_SLICE_MAX)
+        return min(max(self.ready, 0), total), total
+
+
+class Writer:
+    def __init__(self, store: Store, engine: Engine, config: ServerConfig, on_fatal: Callable[[BaseException], None]):
+        self._store = store
+        self._engine = engine
+        self._commit_seconds = config.commit_interval_ms / 1000
+        self._commands_max = config.commit_commands_max
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._txn: WriteTxn | None = None
+        #: Commands and steps in the open transaction.
+        self._uncommitted = 0
+        #: Last batch of the peer in the open transaction that it waits to hear Durable of; 0 if none.
+        self._seq = 0
+        self._peer: Peer | None = None
+        self._credit = CreditLine()
+        #: Result.queued as the scheduler last heard it.
+        self._told_queued = 0
+        self._commit_timer: asyncio.TimerHandle | None = None
+        self._slice_handle: asyncio.Handle | None = None
+        #: Submissions whose stream broke and whose abort the store refused so far.
+        self._aborts: dict[str, int] = {}
+        self._closed = False
+        #: Set unless a new epoch is still clearing away what the earlier ones left: its batches wait for that.
+        self.settled = asyncio.Event()
+        self.settled.set()
+        self.commits = 0
+        self.commit_seconds_last = 0.0
+
+    @property
+    def attached(self) -> bool:
+        return self._peer is not None
+
+    # ------------------------------------------------------------------------------------------------- the Session
+
+    def attach(
+        self, peer: Peer, scheduler_id: str, epoch: int, held: Sequence[int], leases_seen: int | None
+    ) -> tuple[int, int, c.Result]:
+        """Begin an epoch (0) or go on with one; the peer replaces any other. Returns epoch, last seq and what to say again.
+
+        All of it is on disk on return. Raises StaleEpoch, Unavailable.
+        """
+        self.flush()
+        self._check_open()
+        try:
+            txn = self._begin()
+            if epoch == 0:
+                epoch = self._engine.begin_epoch(txn, scheduler_id)
+                last_seq, result, old = 0, c.Result(), StaleEpoch(f"scheduler {scheduler_id} began epoch {epoch}")
+                self._credit = CreditLine()
+            else:
+                self._engine.check_epoch(txn, epoch)
+                last_seq = self._engine.last_seq(txn, epoch)
+                result = self._engine.resync(txn, epoch, held)
+                old = Unavailable("another Session of this epoch was opened")
+                self._rebase_credit(leases_seen, result)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        if not last_seq and self._unsettled():
+            # IMPORTANT: or a want could be told of results that only the old scheduler's workers had.
+            self.settled.clear()
+        peer.epoch = epoch
+        former, self._peer = self._peer, peer
+        if former is not None:
+            former.end(old)
+        self._wake()
+        return epoch, last_seq, result
+
+    def _rebase_credit(self, leases_seen: int | None, result: c.Result) -> None:
+        """After a broken link only the scheduler knows which leases arrived: count from there, and stand on no old credit."""
+        sent = self._credit.sent if leases_seen is None else leases_seen
+        self._credit = CreditLine()
+        self._credit.sent = sent + (0 if leases_seen is None else len(result.leases))
+
+    def detach(self, peer: Peer) -> None:
+        """The Session is gone; the epoch stays. Nothing is leased until it comes back."""
+        if self._peer is peer:
+            self._peer = None
+
+    def batch(self, peer: Peer, seq: int, commands: Sequence[c.Command]) -> None:
+        """Apply and answer. Errors close the peer."""
+        if self._peer is not peer:
+            return  # it was replaced, or closed by a failed commit, while this was in its stream
+        if seq == 0:
+            self._close_peer(InvalidRequest("a batch of a Session is numbered from 1"))
+            return
+        try:
+            txn = self._begin()
+            result, refused = self._engine.apply(txn, peer.epoch, seq, commands)
+            for command in reversed(commands):
+                if type(command) is c.Credit:
+                    self._credit.renew(command)
+                    break
+            more = self._lease(txn, result) or self._todo(txn)
+        except Exception as error:
+            self._abort(error)
+            return
+        self._seq = seq
+        self._note_depths(txn, result)
+        self._told_queued = result.queued
+        peer.push(result, seq, refused)
+        if more:
+            self._wake()
+        self._touch(len(commands))
+
+    def _todo(self, txn: ReadTxn) -> bool:
+        return txn.count(Table.TODO) > 0
+
+    def _lease(self, txn: WriteTxn, result: c.Result) -> bool:
+        ready, total = self._credit.room()
+        if self._peer is None or total <= 0 or not self.settled.is_set():
+            return False
+        leases = self._engine.lease(txn, ready, total)
+        self._credit.spend(len(leases))
+        result.leases.extend(leases)
+        return len(leases) == LEASES_SLICE_MAX
+
+    # --------------------------------------------------------------------------------------------------- the Ingest
+
+    def ingest(self, epoch: int, command: c.BeginGraph | c.AddTasks | c.SealGraph) -> tuple[list[c.Added], bool]:
+        """Apply one command of an Ingest stream; it is on disk on return. What concerns the scheduler is pushed to it.
+
+        Returns what was added, and whether the submission is sealed.
+
+        Raises what the command was refused with, StaleEpoch, StoreFull, Unavailable.
+        """
+        self.flush()
+        self._check_open()
+        try:
+            txn = self._begin()
+            commands: list[c.Command] = [command]
+            if type(command) is c.BeginGraph and self._half_done(txn, command.submission):
+                commands.insert(0, c.AbortGraph(command.submission))
+            result, refused = self._engine.apply(txn, epoch, 0, commands)
+            sealed = is_sealed(txn, command.submission)
+            self._note_depths(txn, result)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        added, result.added = result.added, []
+        self._push(result)
+        self._slice()
+        if refused:
+            _, _, kind, message = refused[0]
+            raise from_kind(kind, message)
+        return added, sealed
+
+    def _half_done(self, txn: ReadTxn, submission: str) -> bool:
+        """Whether a stream that is gone left it open (its daemon died, or its abort has yet to be done): then it begins anew."""
+        self._aborts.pop(submission, None)
+        return is_open(txn, submission)
+
+    def abort_submission(self, epoch: int, submission: str) -> None:
+        """Its stream ended before seal. Never raises: what the store refuses now is tried again."""
+        self._aborts[submission] = epoch
+        self._wake()
+
+    def _apply_aborts(self, txn: WriteTxn, result: c.Result) -> None:
+        for submission, epoch in list(self._aborts.items()):
+            try:
+                done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
+            except StaleEpoch:
+                done = c.Result()  # the new epoch has ended it already, or its scheduler will
+            merge(result, done)
+            del self._aborts[submission]
+
+    # --------------------------------------------------------------------------------------------------- background
+
+    def start(self) -> None:
+        """Take up what an earlier life left to do; batches wait for it, as it may be what a new epoch has to clear away."""
+        if self._unsettled():
+            self.settled.clear()
+        self._wake()
+
+    def _unsettled(self) -> bool:
+        with self._store.read() as txn:
+            return self._todo(txn)
+
+    def _wake(self, delay_seconds: float = 0.0) -> None:
+        if self._slice_handle is None and not self._closed:
+            if delay_seconds:
+                self._slice_handle = self._loop.call_later(delay_seconds, self._slice)
+            else:
+                self._slice_handle = self._loop.call_soon(self._slice)
+
+    def _slice(self) -> None:
+        if self._slice_handle is not None:
+            self._slice_handle.cancel()
+            self._slice_handle = None
+        if self._closed:
+            return
+        result = c.Result()
+        stop = time.perf_counter() + SLICE_SECONDS_MAX
+        aborts = dict(self._aborts)
+        try:
+            txn = self._begin()
+            if self._aborts:
+                self._apply_aborts(txn, result)
+            more = True
+            while more and time.perf_counter() < stop:
+                done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
+                merge(result, done)
+            if not more:
+                self.settled.set()
+            more = self._lease(txn, result) or more
+            self._note_depths(txn, result)
+        except Exception as error:
+            self._aborts = aborts
+            self._abort(error)
+            self._wake(RETRY_SECONDS)
+            return
+        self._push(result)
+        self._touch(1)
+        if more:
+            self._wake()
+
+    def _note_depths(self, txn: ReadTxn, result: c.Result) -> None:
+        result.ready = txn.count(Table.READY)
+        result.queued = result.ready + txn.count(Table.AHEAD)
+
+    def _push(self, result: c.Result) -> None:
+        """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
+        if self._peer is not None and (result or bool(result.queued) != bool(self._told_queued)):
+            self._told_queued = result.queued
+            self._peer.push(result, 0, ())
+
+    # ----------------------------------------------------------------------------------------------------- committing
+
+    def _begin(self) -> WriteTxn:
+        if self._txn is None:
+            self._txn = self._store.write()
+        return self._txn
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("daemon is shutting down")
+
+    def _touch(self, count: int) -> None:
+        self._uncommitted += count
+        if self._uncommitted >= self._commands_max:
+            self.flush()
+        elif self._commit_timer is None:
+            self._commit_timer = self._loop.call_later(self._commit_seconds, self.flush)
+
+    def flush(self) -> None:
+        """Commit what is applied and say Durable. If that fails the Session is closed; the state is that of the last commit."""
+        if self._txn is None:
+            return
+        try:
+            self._commit()
+        except Exception as error:
+            self._abort(error)
+
+    def _commit(self) -> None:
+        self._stop_timer()
+        txn = self._txn
+        assert txn is not None
+        began = time.perf_counter()
+        txn.commit()
+        self._txn = None
+        self._uncommitted = 0
+        self.commits += 1
+        self.commit_seconds_last = time.perf_counter() - began
+        seq, self._seq = self._seq, 0
+        if seq and self._peer is not None:
+            self._peer.durable(seq)
+
+    def _stop_timer(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+            self._commit_timer = None
+
+    def _explain(self, error: Exception) -> TaskDBError:
+        """An error of a transaction that held no batch: drop it and tell the caller; the Session goes on, unless it is fatal."""
+        if _is_fatal(error):
+            self._fatal(error)
+            return Unavailable("the daemon stops: see its log")
+        self._drop()
+        assert isinstance(error, TaskDBError)
+        return error
+
+    def _abort(self, error: BaseException) -> None:
+        """An error of a transaction that held batches: they never happened, so the Session must come again."""
+        if _is_fatal(error):
+            self._fatal(error)
+            return
+        self._drop()
+        logger.warning("transaction dropped: %s", error)
+        if isinstance(error, InvalidRequest | LimitExceeded | StaleEpoch | Unavailable):
+            self._close_peer(error)
+        else:
+            self._close_peer(Unavailable(f"not written, send again: {error}"))
+
+    def _fatal(self, error: BaseException) -> None:
+        self._drop()
+        self._close_peer(Unavailable("the daemon stops: see its log"))
+        self._on_fatal(error)
+
+    def _drop(self) -> None:
+        self._stop_timer()
+        txn, self._txn = self._txn, None
+        self._uncommitted = 0
+        self._seq = 0
+        if txn is not None:
+            txn.abort()
+
+    def _close_peer(self, error: TaskDBError) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.end(error)
+
+    def close(self) -> None:
+        """Commit, close the Session with Unavailable, take no more."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        self._drop()
+        if self._slice_handle is not None:
+            self._slice_handle.cancel()
+        self._close_peer(Unavailable("daemon is shutting down"))
+
+
+def merge(into: c.Result, more: c.Result) -> None:
+    if more:
+        into.added += more.added
+        into.leases += more.leases
+        into.release += more.release
+        into.wants += more.wants
+        into.erred += more.erred
+        into.cancelled += more.cancelled
+        into.forgotten += more.forgotten
+
+
+def _is_fatal(error: BaseException) -> bool:
+    """Whether no caller can answer for it: a fault of this program, or a damaged store."""
+    return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)
+
+
+def _graph_status(txn: ReadTxn, submission: str) -> int | None:
+    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
+    return None if data is None else decode_graph(0, data).status
+
+
+def is_open(txn: ReadTxn, submission: str) -> bool:
+    return _graph_status(txn, submission) == GraphStatus.OPEN
+
+
+def is_sealed(txn: ReadTxn, submission: str) -> bool:
+    return _graph_status(txn, submission) == GraphStatus.SEALED

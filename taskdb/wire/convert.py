@@ -1,0 +1,256 @@
+"""proto <-> `taskdb.commands`, both ways. Columns travel whole, as lists; nothing here decides anything.
+
+What arrives is checked for what the messages cannot say (unknown command kinds and levels); the engine checks the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from taskdb import commands as c
+from taskdb.errors import InvalidRequest
+from taskdb.model import Level, Rank, TaskState
+from taskdb.wire import taskdb_pb2 as pb
+
+#: What `Engine.apply` says of a command it refused: (position in the batch, submission or "", kind, message).
+Refused = tuple[int, str, str, str]
+
+_LEVELS: dict[int, Level] = {int(level): level for level in Level}
+_STATES: dict[int, TaskState] = {int(state): state for state in TaskState}
+
+
+# ------------------------------------------------------------------------------------------------- commands to proto
+
+
+def begin_graph_to_proto(command: c.BeginGraph) -> pb.BeginGraph:
+    return pb.BeginGraph(
+        submission=command.submission,
+        client=command.client,
+        generation=command.generation,
+        submitted=command.submitted,
+        label=command.label,
+    )
+
+
+def add_tasks_to_proto(command: c.AddTasks) -> pb.AddTasks:
+    return pb.AddTasks(
+        submission=command.submission,
+        first_index=command.first_index,
+        keys=command.keys,
+        specs=command.specs,
+        flags=command.flags,
+        dep_counts=command.dep_counts,
+        deps=command.deps,
+        dependent_counts=command.dependent_counts,
+        orders=command.orders,
+        user_priorities=command.user_priorities,
+        groups=command.groups,
+        new_groups=command.new_groups,
+        annotations=command.annotations,
+        new_annotations=command.new_annotations,
+    )
+
+
+def _report_to_proto(command: c.Report) -> pb.Command:
+    return pb.Command(
+        report=pb.Report(
+            ids=command.ids,
+            levels=command.levels,
+            nbytes=command.nbytes,
+            retries=command.retries,
+            suspicious=command.suspicious,
+        )
+    )
+
+
+_TO_PROTO: dict[type, Callable[[Any], pb.Command]] = {
+    c.BeginGraph: lambda x: pb.Command(begin_graph=begin_graph_to_proto(x)),
+    c.AddTasks: lambda x: pb.Command(add_tasks=add_tasks_to_proto(x)),
+    c.SealGraph: lambda x: pb.Command(seal_graph=pb.SealGraph(submission=x.submission)),
+    c.AbortGraph: lambda x: pb.Command(abort_graph=pb.AbortGraph(submission=x.submission)),
+    c.Want: lambda x: pb.Command(want=pb.ClientKeys(client=x.client, keys=x.keys)),
+    c.Unwant: lambda x: pb.Command(unwant=pb.ClientKeys(client=x.client, keys=x.keys)),
+    c.DropClient: lambda x: pb.Command(drop_client=x.client),
+    c.Report: _report_to_proto,
+    c.Fail: lambda x: pb.Command(fail=pb.Fail(id=x.id, payload=x.payload, text=x.text)),
+    c.Blame: lambda x: pb.Command(blame=pb.Blame(id=x.id, cause=x.cause)),
+    c.Cancel: lambda x: pb.Command(cancel=pb.Cancel(client=x.client, keys=x.keys, force=x.force)),
+    c.Retry: lambda x: pb.Command(retry=pb.Keys(keys=x.keys)),
+    c.Credit: lambda x: pb.Command(credit=pb.Credit(ready=x.ready, total=x.total, leases_seen=x.leases_seen)),
+}
+
+
+def command_to_proto(command: c.Command) -> pb.Command:
+    return _TO_PROTO[type(command)](command)
+
+
+def batch_to_proto(seq: int, commands: Iterable[c.Command]) -> pb.SessionRequest:
+    return pb.SessionRequest(batch=pb.Batch(seq=seq, commands=[_TO_PROTO[type(x)](x) for x in commands]))
+
+
+# ------------------------------------------------------------------------------------------------- proto to commands
+
+
+def begin_graph_from_proto(message: pb.BeginGraph) -> c.BeginGraph:
+    return c.BeginGraph(message.submission, message.client, message.generation, message.submitted, message.label)
+
+
+def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
+    return c.AddTasks(
+        message.submission,
+        message.first_index,
+        list(message.keys),
+        list(message.specs),
+        list(message.flags),
+        list(message.dep_counts),
+        list(message.deps),
+        list(message.dependent_counts),
+        list(message.orders),
+        list(message.user_priorities),
+        list(message.groups),
+        list(message.new_groups),
+        list(message.annotations),
+        list(message.new_annotations),
+    )
+
+
+def _report_from_proto(message: pb.Command) -> c.Report:
+    report = message.report
+    levels = _LEVELS
+    try:
+        named = [levels[x] for x in report.levels]
+    except KeyError as error:
+        raise InvalidRequest(f"Report: unknown level {error.args[0]}") from None
+    return c.Report(list(report.ids), named, list(report.nbytes), list(report.retries), list(report.suspicious))
+
+
+_FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
+    "begin_graph": lambda x: begin_graph_from_proto(x.begin_graph),
+    "add_tasks": lambda x: add_tasks_from_proto(x.add_tasks),
+    "seal_graph": lambda x: c.SealGraph(x.seal_graph.submission),
+    "abort_graph": lambda x: c.AbortGraph(x.abort_graph.submission),
+    "want": lambda x: c.Want(x.want.client, list(x.want.keys)),
+    "unwant": lambda x: c.Unwant(x.unwant.client, list(x.unwant.keys)),
+    "drop_client": lambda x: c.DropClient(x.drop_client),
+    "report": _report_from_proto,
+    "fail": lambda x: c.Fail(x.fail.id, x.fail.payload, x.fail.text),
+    "blame": lambda x: c.Blame(x.blame.id, x.blame.cause),
+    "cancel": lambda x: c.Cancel(x.cancel.client, list(x.cancel.keys), x.cancel.force),
+    "retry": lambda x: c.Retry(list(x.retry.keys)),
+    "credit": lambda x: c.Credit(x.credit.ready, x.credit.total, x.credit.leases_seen),
+}
+
+
+def command_from_proto(message: pb.Command) -> c.Command:
+    """Raises InvalidRequest for a kind this version does not know."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("a command is empty, or of a kind this version does not know")
+    return _FROM_PROTO[kind](message)
+
+
+def commands_from_proto(messages: Iterable[pb.Command]) -> list[c.Command]:
+    return [command_from_proto(x) for x in messages]
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+def _lease_to_proto(lease: c.Lease) -> pb.Lease:
+    user, generation, order = lease.rank
+    return pb.Lease(
+        id=lease.id,
+        key=lease.key,
+        spec=lease.spec,
+        flags=lease.flags,
+        user=user,
+        generation=generation,
+        order=order,
+        deps=lease.deps,
+        group=lease.group,
+        submission=lease.submission,
+        annotations=lease.annotations,
+        retries=lease.retries,
+        suspicious=lease.suspicious,
+        clients=lease.clients,
+    )
+
+
+def result_to_proto(result: c.Result, seq: int, refused: Sequence[Refused] = ()) -> pb.Result:
+    message = pb.Result(seq=seq, queued=result.queued, ready=result.ready)
+    if result.added:
+        message.added.extend(
+            [
+                pb.Added(submission=x.submission, first_index=x.first_index, ids=x.ids, missing=x.missing, known=x.known)
+                for x in result.added
+            ]
+        )
+    if result.leases:
+        message.leases.extend([_lease_to_proto(x) for x in result.leases])
+    if result.release:
+        message.release.extend(result.release)
+    if result.wants:
+        message.wants.extend(
+            [
+                pb.WantState(
+                    client=x.client, key=x.key, id=x.id, state=x.state or 0, cause=x.cause, payload=x.payload
+                )
+                for x in result.wants
+            ]
+        )
+    if result.erred:
+        message.erred.extend(
+            [pb.Erred(client=x.client, key=x.key, cause=x.cause, payload=x.payload) for x in result.erred]
+        )
+    if result.cancelled:
+        message.cancelled.extend([pb.Cancelled(client=x.client, key=x.key) for x in result.cancelled])
+    if result.forgotten:
+        message.forgotten.extend(
+            [pb.GroupCount(submission=x.submission, group=x.group, count=x.count) for x in result.forgotten]
+        )
+    if refused:
+        message.refused.extend(
+            [pb.Refused(command=at, submission=name, kind=kind, message=text) for at, name, kind, text in refused]
+        )
+    return message
+
+
+def _lease_from_proto(x: pb.Lease) -> c.Lease:
+    return c.Lease(
+        x.id,
+        x.key,
+        x.spec,
+        x.flags,
+        Rank(x.user, x.generation, x.order),
+        list(x.deps),
+        x.group,
+        x.submission,
+        x.annotations,
+        x.retries,
+        x.suspicious,
+        list(x.clients),
+    )
+
+
+def result_from_proto(message: pb.Result) -> tuple[c.Result, list[Refused]]:
+    result = c.Result(queued=message.queued, ready=message.ready)
+    if message.added:
+        result.added = [c.Added(x.submission, x.first_index, list(x.ids), list(x.missing), list(x.known)) for x in message.added]
+    if message.leases:
+        result.leases = [_lease_from_proto(x) for x in message.leases]
+    if message.release:
+        result.release = list(message.release)
+    if message.wants:
+        states = _STATES
+        result.wants = [
+            c.WantState(x.client, x.key, x.id, states.get(x.state), x.cause, x.payload) for x in message.wants
+        ]
+    if message.erred:
+        result.erred = [c.Erred(x.client, x.key, x.cause, x.payload) for x in message.erred]
+    if message.cancelled:
+        result.cancelled = [c.Cancelled(x.client, x.key) for x in message.cancelled]
+    if message.forgotten:
+        result.forgotten = [c.GroupCount(x.submission, x.group, x.count) for x in message.forgotten]
+    refused = [(x.command, x.submission, x.kind, x.message) for x in message.refused] if message.refused else []
+    return result, refused

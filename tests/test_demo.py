@@ -1,0 +1,89 @@
+"""`make demo` shows the right result, says when it is wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import pytest
+from rich.console import Console
+
+from demo.__main__ import Watch, job, report
+from demo.cluster import FAILURES, Cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def demo(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", *options],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Shutdown by Ctrl-C is tested below: the signal must reach the demo alone.
+        start_new_session=True,
+    )
+
+
+def wait_until_empty(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that still run after a few seconds."""
+    return psutil.wait_procs(processes, timeout=10)[1]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("options", [["--stock"], ["--window", "40"]], ids=["stock", "database"])
+def test_demo_is_right(options: list[str]) -> None:
+    chunks = 300
+    process = demo("--chunks", str(chunks), *options)
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    _, expected = job(chunks)
+    assert re.search(rf"sum = {expected:,} +right", output), output
+    assert "makespan" in output
+    if "--stock" not in options:
+        most = re.search(r"most tasks in the scheduler\D+([\d,]+)", output)
+        assert most is not None
+        assert int(most[1].replace(",", "")) < chunks, output
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_demo_stops_all_it_started(signum: signal.Signals) -> None:
+    process = demo("--chunks", "100000", "--stock")
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signum)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert wait_until_empty(children) == []
+
+
+def test_a_wrong_result_is_said() -> None:
+    console = Console(record=True, width=100)
+    watch = mock.Mock(spec=Watch, makespan=1.0, total=3, resident_max=3, rss_max=2, rss_idle=1, answer_seconds_max=0.1, store_bytes=0)
+    assert report(console, watch, result=54, expected=55) is False
+    assert "wrong, expected 55" in console.export_text()
+
+
+def test_the_closed_form() -> None:
+    array, expected = job(7)
+    assert int(array.compute(scheduler="sync")) == expected
+
+
+def test_a_process_that_does_not_start_is_named_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlucky = tmp_path / "unlucky.py"
+    unlucky.write_text("print('out of luck'); raise SystemExit(3)")
+    monkeypatch.setattr("demo.cluster.command", lambda name: str(unlucky))
+    with pytest.raises(FAILURES, match=r"(?s)scheduler .* ended with code 3.*out of luck"), Cluster(tmp_path, stock=True):
+        pass

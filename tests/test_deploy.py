@@ -1,0 +1,60 @@
+"""The deployment files parse, and what they start exists."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+
+import yaml
+
+from tests.support.commands import problems
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def words(command: str | list[str]) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+def test_compose_file() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    services = compose["services"]
+    assert set(services) == {"taskdb", "scheduler", "worker-1", "worker-2"}
+    for name, service in services.items():
+        assert problems(words(service["command"])) == [], name
+        assert service["restart"] == "unless-stopped"
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
+        for other in service.get("depends_on", {}):
+            assert "healthcheck" in services[other], f"{name} waits for the health of {other}"
+    assert problems(services["taskdb"]["healthcheck"]["test"][1:]) == []
+    volumes = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert volumes == set(compose["volumes"])
+
+
+def test_services_reach_each_other_by_name() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    scheduler = words(services["scheduler"]["command"])
+    host, port = scheduler[scheduler.index("--taskdb-url") + 1].split(":")
+    listen = words(services["taskdb"]["command"])
+    assert host in services
+    assert listen[listen.index("--listen") + 1].endswith(":" + port)
+    assert "tcp://scheduler:8786" in words(services["worker-1"]["command"])
+
+
+def test_kubernetes_manifest() -> None:
+    service, workload = yaml.safe_load_all((ROOT / "deploy/k8s/scheduler.yaml").read_text())
+    assert service["kind"] == "Service"
+    assert workload["spec"]["replicas"] == 1
+    for container in workload["spec"]["template"]["spec"]["containers"]:
+        assert problems(container["args"]) == []
+        for probe in ("readinessProbe", "livenessProbe"):
+            if "exec" in container.get(probe, {}):
+                assert problems(container[probe]["exec"]["command"]) == []
+
+
+def test_systemd_unit() -> None:
+    unit = configparser.ConfigParser()
+    unit.read(ROOT / "deploy/taskdb.service")
+    command = shlex.split(unit["Service"]["ExecStart"])
+    assert problems([Path(command[0]).name, *command[1:]]) == []

@@ -1,0 +1,114 @@
+"""What the README says can be typed, can be typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask.array as da
+import dask.config
+import pytest
+import yaml
+from distributed import Client
+
+from bench.processes import Processes, await_port, free_port
+from demo.cluster import command
+from tests.support.commands import problems
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def blocks(language: str, tag: str = "") -> list[str]:
+    """Fenced blocks of a language; with a tag, those below the comment `<!-- tested: tag -->`."""
+    comment = rf"<!-- tested: {tag} -->\n" if tag else ""
+    return re.findall(rf"^{comment}```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands(*texts: str) -> Iterator[list[str]]:
+    for text in texts:
+        yield from filter(None, (shlex.split(line, comments=True) for line in text.splitlines()))
+
+
+@pytest.mark.parametrize("words", list(commands(*blocks("bash"))), ids=" ".join)
+def test_commands_and_options_exist(words: list[str]) -> None:
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", MAKEFILE, re.MULTILINE), f"no target {words[1]}"
+    elif words[0] == "export":
+        name = words[1].partition("=")[0]
+        section, _, setting = name.removeprefix("DASK_").lower().partition("__")
+        assert setting in settings()[section]
+    else:
+        assert words[0] in ("taskdb", "dask", "pip")
+        assert problems(words) == []
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"`make (\w+)", README))))
+def test_make_targets_named_in_the_text_exist(target: str) -> None:
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+
+
+def settings() -> dict[str, dict[str, object]]:
+    return yaml.safe_load((ROOT / "scheduler_adapter/taskdb.yaml").read_text())
+
+
+def test_configuration_is_known() -> None:
+    (text,) = blocks("yaml")
+    shown = yaml.safe_load(text)
+    assert set(shown["taskdb"]) <= set(settings()["taskdb"])
+    assert "preload" in dask.config.get("distributed.scheduler")
+
+
+def test_linked_files_exist() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.e2e
+def test_the_program_runs(tmp_path: Path) -> None:
+    (program,) = blocks("python", "python")
+    # Guarded, because LocalCluster's processes import the program again.
+    body = "".join(f"    {line}\n" for line in program.splitlines())
+    (tmp_path / "program.py").write_text(f"if __name__ == '__main__':\n{body}")
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "6", done.stderr
+
+
+@pytest.mark.e2e
+def test_the_cluster_runs_and_can_be_looked_into(tmp_path: Path) -> None:
+    ports = {"7070": free_port(), "8786": free_port()}
+
+    def on_free_ports(words: list[str]) -> list[str]:
+        return [re.sub(r":(7070|8786)\b", lambda hit: f":{ports[hit[1]]}", word) for word in words]
+
+    serve, scheduler, worker = (on_free_ports(words) for words in commands(*blocks("bash", "cluster")))
+    # Said by the README's worker line; the scheduler's own default port may be taken here.
+    scheduler += ["--host", "127.0.0.1", "--port", str(ports["8786"]), "--no-dashboard"]
+    with Processes(tmp_path) as processes:
+        daemon = processes.start("taskdb", [command(serve[0]), *serve[1:]])
+        await_port(daemon, ports["7070"], 60)
+        await_port(processes.start("scheduler", [command(scheduler[0]), *scheduler[1:]]), ports["8786"], 60)
+        processes.start("worker", [command(worker[0]), *worker[1:], "--no-dashboard"])
+        with Client(f"tcp://127.0.0.1:{ports['8786']}", set_as_default=False) as client:
+            future = client.compute((da.arange(100, chunks=5) + 1).sum())
+            assert future.result(timeout=60) == 5050
+            # The README's commands ask the default port.
+            there = {**os.environ, "TASKDB_URL": f"127.0.0.1:{ports['7070']}"}
+            for words in commands(*blocks("bash", "lookups")):
+                done = subprocess.run(
+                    [sys.executable, command(words[0]), *words[1:]], env=there, capture_output=True, text=True, timeout=30, check=False
+                )
+                # 1: no task has the README's made-up key.
+                assert done.returncode == (1 if words[1] == "explain" else 0), done.stderr
+                if words[1] == "status":
+                    assert re.search(r"\battached", done.stdout), "the scheduler runs without the database"
+        processes.check()

@@ -150,6 +150,7 @@ def run(console: Console, cluster: Cluster, chunks: int) -> bool:
         first = client.compute(job(2)[0])
         cluster.wait_for(cluster.scheduler, first.done)
         del first
+        cluster.wait_for(cluster.scheduler, lambda: client.run_on_scheduler(probe)[1] == 0)
         watch = Watch(cluster)
         future = client.compute(array)
         if console.is_terminal:

@@ -72,15 +72,17 @@ class Cluster:
         common = ["--scheduler-file", str(contact), "--no-dashboard"]
         local = ["--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
         self.scheduler = self.processes.start("scheduler", [dask, "scheduler", *local, *common, *options])
-        self.wait_for(self.scheduler, contact.exists)
+        # Not written at one stroke.
+        self.wait_for(self.scheduler, lambda: contact.exists() and contact.read_text().rstrip().endswith("}"))
         self.address = json.loads(contact.read_text())["address"]
-        if self.url is not None and not self.status()["scheduler_attached"]:
-            # Dask goes on without a preload that failed; figures of a scheduler without the database would be taken for ours.
-            raise ProcessDied(f"the scheduler runs without the database; its log ends:\n{self.scheduler.tail()}")
         for number in range(1, self._workers + 1):
             local = ["--local-directory", str(self._folder)]
             worker = self.processes.start(f"worker-{number}", [dask, "worker", "--nthreads", "1", "--no-nanny", *common, *local])
             self.wait_for(worker, lambda log=worker.log: b"Registered to:" in log.read_bytes())
+        # Workers are served once the preload has had its turn.
+        if self.url is not None and not self.status()["scheduler_attached"]:
+            # Dask goes on without a preload that failed; figures of a scheduler without the database would be taken for ours.
+            raise ProcessDied(f"the scheduler runs without the database; its log ends:\n{self.scheduler.tail()}")
 
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself and its store."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -28,7 +28,11 @@ from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
+from taskdb.wire.channel import OPTIONS, READ_SECONDS, call_error, raise_if_cancelled, unreachable
 from taskdb.wire.convert import Refused
+from taskdb.wire.reader import Client
+
+__all__ = ["AttachInfo", "Client", "Ingest", "MissingKeys", "Session"]
 
 logger = logging.getLogger("taskdb.client")
 
@@ -41,21 +45,6 @@ ATTACH_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
 #: Runs an ingest process may be ahead of the database: the back-pressure.
 INGEST_RUNS_AHEAD = 4
-#: Default deadline of a read.
-READ_SECONDS = 15.0
-
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
-    # Our own backoff decides when to try; the channel's must not be in its way.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 class MissingKeys(InvalidRequest):
@@ -72,12 +61,6 @@ class AttachInfo:
     store_uuid: str
     #: Version of the daemon.
     version: str
-
-
-def unreachable(address: str, detail: str) -> Unavailable:
-    return Unavailable(
-        f"no taskdb daemon at {address} ({detail}); start one with `taskdb serve --data DIR --listen {address}`"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- Session
@@ -160,7 +143,7 @@ class Session:
         """Begin an epoch. Raises Unavailable (naming address and remedy) if there is no daemon in time."""
         if self._channel is not None:
             raise InvalidRequest("a Session is attached once")
-        self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
         deadline = time.monotonic() + timeout_seconds
         pause = BACKOFF_SECONDS_MIN
         try:
@@ -250,9 +233,12 @@ class Session:
                 if link.closing:
                     return
                 raise Unavailable("the daemon ended the Session")
-            raise await _call_error(call, self.address)
+            raise await call_error(call, self.address)
         except grpc.RpcError as error:
             raise status.from_rpc_error(error, self.address) from None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            raise Unavailable(f"{self.address}: the call was cancelled") from None
 
     def _deliver(self, message: pb.Result) -> None:
         result, refused = convert.result_from_proto(message)
@@ -266,7 +252,6 @@ class Session:
         self._on_result(result, seq, refused)
 
     def _durable(self, seq: int) -> None:
-        self._backoff = BACKOFF_SECONDS_MIN
         unacked = self._unacked
         while unacked and unacked[0][0] <= seq:
             unacked.popleft()
@@ -285,11 +270,15 @@ class Session:
                 await call.write(pb.SessionRequest(attach=attach))
                 reply = await call.read()
             if reply is grpc.aio.EOF:
-                raise await _call_error(call, self.address)
+                raise await call_error(call, self.address)
         except grpc.RpcError as error:
             raise status.from_rpc_error(error, self.address) from None
         except asyncio.InvalidStateError:  # the call ended before it could be written to
-            raise await _call_error(call, self.address) from None
+            raise await call_error(call, self.address) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            raise_if_cancelled()
+            raise Unavailable(f"{self.address}: the call was cancelled") from None
         except BaseException:
             call.cancel()
             raise
@@ -299,10 +288,13 @@ class Session:
         """Serve link after link until the end."""
         try:
             while True:
+                began = time.monotonic()
                 try:
                     await self._serve(link)
                     return
                 except TaskDBError as error:
+                    if time.monotonic() - began > BACKOFF_SECONDS_MAX:
+                        self._backoff = BACKOFF_SECONDS_MIN
                     self._link = None
                     self._outgoing.clear()
                     if self._stops(error):
@@ -323,6 +315,8 @@ class Session:
 
     async def _serve(self, link: _Link) -> None:
         sender = asyncio.ensure_future(self._send(link))
+        # A link that cannot be written to is no link.
+        sender.add_done_callback(lambda task: None if task.cancelled() or task.exception() is None else link.call.cancel())
         try:
             await self._receive(link)
         finally:
@@ -379,9 +373,7 @@ class Session:
 
     # --------------------------------------------------------------------------------------------------------- reads
 
-    async def get_tasks(
-        self, keys: Sequence[bytes], with_spec: bool = False, timeout_seconds: float = READ_SECONDS
-    ) -> list[pb.StoredTask]:
+    async def get_tasks(self, keys: Sequence[bytes], with_spec: bool = False, timeout_seconds: float = READ_SECONDS) -> list[pb.StoredTask]:
         """The tasks under these keys, in order; `found` is False for unknown ones. Raises Unavailable while the link is lost."""
         request = pb.GetTasksRequest(keys=keys, with_spec=with_spec)
         reply: pb.GetTasksReply = await self._read("GetTasks", request, timeout_seconds)
@@ -400,13 +392,6 @@ class Session:
             raise status.from_rpc_error(error, self.address) from None
 
 
-async def _call_error(call: Any, address: str) -> TaskDBError:
-    """The exception of a call that has ended."""
-    code, details, trailing = await call.code(), await call.details(), await call.trailing_metadata()
-    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing or grpc.aio.Metadata(), details)
-    return status.from_rpc_error(error, address)
-
-
 # -------------------------------------------------------------------------------------------------------- Ingest
 
 
@@ -419,20 +404,17 @@ class Ingest:
         self.epoch = epoch
         self._on_known = on_known
         self._unanswered: deque[c.AddTasks | None] = deque()
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._requests: SimpleQueue[pb.IngestRequest | None] = SimpleQueue()
         self._call: Any = None
         self._ahead = 0
         self._tasks = 0
-        self._sealed = False
         self._submission = ""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._requests.put(None)
         if self._call is not None:
             # The stream's end, seen by the daemon, aborts what is not sealed; cancelling makes it seen at once.
@@ -461,7 +443,6 @@ class Ingest:
         self._settle(0)  # so that nothing is sealed that named missing keys
         self._write(pb.IngestRequest(epoch=self.epoch, seal_graph=pb.SealGraph(submission=self._submission)))
         self._settle(0)
-        self._sealed = True
         return self._tasks
 
     def _write(self, message: pb.IngestRequest, run: c.AddTasks | None = None) -> None:
@@ -486,60 +467,3 @@ class Ingest:
                 self._on_known(run, list(reply.known))
             if reply.missing:
                 raise MissingKeys(reply.missing)
-
-
-# -------------------------------------------------------------------------------------------------------- reading
-
-
-class Client:
-    """Blocking reads, for the command line and for tests."""
-
-    def __init__(self, address: str, timeout_seconds: float = READ_SECONDS):
-        self.address = address
-        self._timeout_seconds = timeout_seconds
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._stub: Any = pb_grpc.TaskDBStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._channel.close()
-
-    def status(self) -> pb.StatusReply:
-        reply: pb.StatusReply = self._read("Status", pb.StatusRequest())
-        return reply
-
-    def get_tasks(self, keys: Sequence[bytes], with_spec: bool = False) -> list[pb.StoredTask]:
-        reply: pb.GetTasksReply = self._read("GetTasks", pb.GetTasksRequest(keys=keys, with_spec=with_spec))
-        return list(reply.tasks)
-
-    def list_tasks(
-        self, *, submission: str = "", state: str = "", prefix: str = "", cursor: bytes = b"", limit: int = 100
-    ) -> pb.ListTasksReply:
-        request = pb.ListTasksRequest(submission=submission, state=state, prefix=prefix, cursor=cursor, limit=limit)
-        reply: pb.ListTasksReply = self._read("ListTasks", request)
-        return reply
-
-    def iter_tasks(self, *, limit: int = 1000, **filters: Any) -> Iterator[pb.TaskInfo]:
-        """All tasks, page by page. Each page is a snapshot of its own."""
-        cursor = b""
-        while True:
-            reply = self.list_tasks(cursor=cursor, limit=limit, **filters)
-            yield from reply.tasks
-            cursor = reply.cursor
-            if not cursor:
-                return
-
-    def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
-        reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
-        return reply
-
-    def _read(self, method: str, request: Any) -> Any:
-        try:
-            return getattr(self._stub, method)(request, timeout=self._timeout_seconds)
-        except grpc.RpcError as error:
-            explained = status.from_rpc_error(error, self.address)
-            if isinstance(explained, Unavailable) and error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise unreachable(self.address, error.details()) from None
-            raise explained from None

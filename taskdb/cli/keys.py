@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 
+from taskdb.engine.queries import key_text
+
 
 def parse_key(text: str) -> bytes:
     """Packed key of `text`: a Python or JSON literal of a tuple or list, or else the text itself.
@@ -37,6 +39,5 @@ def unpack_key(key: bytes) -> Any:
         return f"0x{key.hex()}"
 
 
-def show_key(key: bytes) -> str:
-    value = unpack_key(key)
-    return value if isinstance(value, str) else repr(value)
+#: A key for people, on one line.
+show_key = key_text

@@ -43,9 +43,7 @@ def _online(command: F) -> F:
         help="The daemon: HOST:PORT or unix:PATH.",
     )
     output = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-    timeout = click.option(
-        "--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to wait for an answer."
-    )
+    timeout = click.option("--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to wait for an answer.")
     return url(output(timeout(command)))
 
 
@@ -72,7 +70,7 @@ class Cursor(click.ParamType[bytes]):
         if isinstance(value, bytes):
             return value
         try:
-            return base64.urlsafe_b64decode(str(value).encode())
+            return base64.b64decode(str(value).encode("ascii"), altchars=b"-_", validate=True)
         except (binascii.Error, UnicodeEncodeError):
             self.fail("is not a cursor of an earlier page", param, ctx)
 
@@ -159,16 +157,22 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Tasks on the page.")
 @click.option("--cursor", type=Cursor(), default=b"", help="Where the last page ended, as it said.")
 @_online
-def tasks(
-    graph: str, state: str | None, prefix: str, limit: int, cursor: bytes, url: str, output: str, timeout: float
-) -> None:
+def tasks(graph: str, state: str | None, prefix: str, limit: int, cursor: bytes, url: str, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
-        reply = client.list_tasks(submission=graph, state=state or "", prefix=prefix, cursor=cursor, limit=limit)
-    following = base64.urlsafe_b64encode(reply.cursor).decode()
+        # A filter that lets little through gives short pages: go on until this one is full.
+        found: list[pb.TaskInfo] = []
+        while True:
+            left = limit - len(found)
+            reply = client.list_tasks(submission=graph, state=state or "", prefix=prefix, cursor=cursor, limit=left)
+            found += reply.tasks
+            cursor = reply.cursor
+            if not cursor or len(found) >= limit:
+                break
+    following = base64.urlsafe_b64encode(cursor).decode()
     if output == "json":
-        print_json({"tasks": [task_dict(x) for x in reply.tasks], "cursor": following or None})
+        print_json({"tasks": [task_dict(x) for x in found], "cursor": following or None})
         return
-    print_table(TASK_COLUMNS, [task_row(x) for x in reply.tasks], TASK_NUMBERS)
+    print_table(TASK_COLUMNS, [task_row(x) for x in found], TASK_NUMBERS)
     if following:
         click.echo(f"more: --cursor {following}", err=True)
 

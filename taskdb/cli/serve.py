@@ -100,7 +100,9 @@ class Listen(click.ParamType[str]):
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the address here once the daemon serves.",
 )
-@click.option("--exit-with-parent", is_flag=True, help="End when stdin is closed or the parent process ends.")
+@click.option(
+    "--exit-with-parent", is_flag=True, help="End when stdin (a pipe that the parent holds) is closed, or the parent process ends."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -120,9 +122,7 @@ def serve(
     log_level: str,
 ) -> None:
     if not _STORE_BYTES_MIN <= store_bytes_max <= limits.STORE_MAP_BYTES:
-        raise click.BadParameter(
-            f"between {_STORE_BYTES_MIN} and {limits.STORE_MAP_BYTES} bytes", param_hint="--store-bytes-max"
-        )
+        raise click.BadParameter(f"between {_STORE_BYTES_MIN} and {limits.STORE_MAP_BYTES} bytes", param_hint="--store-bytes-max")
     if ready_file is not None and not ready_file.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {ready_file.absolute().parent}", param_hint="--ready-file")
     config = ServerConfig(

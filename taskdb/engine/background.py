@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskdb.engine.ingest import abort_some, end_some, unexpect_some
+from taskdb.engine.endings import abort_some, end_some, unexpect_some
 from taskdb.engine.reports import fail_dependents, retry_task, revive_dependents
 from taskdb.engine.transitions import RELEASED, activate, forget, linked, needed, put_back, release_unneeded
 from taskdb.engine.wants import cancel_task, drop_some

@@ -1,7 +1,7 @@
 """The engine's door: epochs, batches, leases, background steps. Everything that writes comes in here.
 
-A caller opens a write transaction, makes any number of calls, and commits or aborts. After an exception it must abort. The engine keeps
-nothing in memory between calls, so an aborted transaction leaves no trace.
+A caller opens a write transaction, makes any number of calls, and commits or aborts. After an exception it must abort. What the engine
+keeps between calls belongs to one transaction and is dropped with it, so an aborted one leaves no trace.
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ class Engine:
 
     def __init__(self, free_bytes: Callable[[], int] | None = None) -> None:
         self._free_bytes = free_bytes
+        #: The last call's records, of use to the next one if it is in the same transaction; None after an error.
+        self._former: Work | None = None
+
+    def _work(self, txn: WriteTxn, epoch: int) -> Work:
+        former, self._former = self._former, None
+        return Work(txn, epoch, former if former is not None and former.txn is txn else None)
+
+    def _done(self, work: Work) -> Result:
+        result = work.flush()
+        self._former = work
+        return result
 
     # ------------------------------------------------------------------------------------------------------------ epochs
 
@@ -45,7 +56,7 @@ class Engine:
         txn.put(Table.META, meta_key(Meta.SCHEDULER), scheduler_id.encode())
         for key, _ in list(txn.scan(Table.SESSIONS)):
             txn.delete(Table.SESSIONS, key)
-        work = Work(txn, epoch)
+        work = self._work(txn, epoch)
         for key, data in list(txn.scan(Table.GRAPHS)):
             if decode_graph(0, data).status == GraphStatus.OPEN:
                 ingest.abort_graph(work, work.known_graph(int.from_bytes(key)))
@@ -54,7 +65,7 @@ class Engine:
             if client is not None:
                 wants.drop_client(work, client)
         work.push(Todo.GIVE_BACK, epoch)
-        work.flush()
+        self._done(work)
         return epoch
 
     def check_epoch(self, txn: ReadTxn, epoch: int) -> None:
@@ -70,12 +81,10 @@ class Engine:
 
     # ----------------------------------------------------------------------------------------------------------- batches
 
-    def apply(
-        self, txn: WriteTxn, epoch: int, seq: int, commands: Sequence[c.Command]
-    ) -> tuple[Result, list[Refused]]:
+    def apply(self, txn: WriteTxn, epoch: int, seq: int, commands: Sequence[c.Command]) -> tuple[Result, list[Refused]]:
         """Apply a batch, in order, and some of the work it gives rise to.
 
-        `seq` 0: not numbered (Ingest). A number applied before is answered with an empty Result. A command that is refused leaves nothing of
+        `seq` 0: not numbered (Ingest). A number applied before is answered with an empty Result. A refused command leaves nothing of
         itself; its submission is aborted; the others stand. Raises StaleEpoch, InvalidRequest (a gap), LimitExceeded (too many commands),
         StoreFull, StoreError.
         """
@@ -90,7 +99,7 @@ class Engine:
                 raise InvalidRequest(f"batch {seq} came after batch {last}")
             txn.put(Table.SESSIONS, U64.pack(epoch), U64.pack(seq))
         before = self._end_earlier_epochs(txn, epoch)
-        work = Work(txn, epoch)
+        work = self._work(txn, epoch)
         work.result = before
         refused: list[Refused] = []
         items = 0
@@ -110,7 +119,7 @@ class Engine:
                         ingest.abort_graph(work, graph)
             work.trim()
         drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * items)
-        return work.flush(), refused
+        return self._done(work), refused
 
     def _end_earlier_epochs(self, txn: WriteTxn, epoch: int) -> Result:
         """Finish what `begin_epoch` began. IMPORTANT: before anything is applied, or a new want would be told of results that only an
@@ -160,18 +169,18 @@ class Engine:
         epoch = current_epoch(txn)
         if total <= 0 or _ending_earlier_epochs(txn, epoch):
             return []
-        work = Work(txn, epoch)
+        work = self._work(txn, epoch)
         leases = lease(work, ready, total)
-        work.flush()
+        self._done(work)
         return leases
 
     def step(self, txn: WriteTxn, items_max: int = STEP_ITEMS) -> tuple[Result, bool]:
         """Do up to `items_max` items of background work. True if there is more."""
         if not txn.count(Table.TODO):
             return Result(), False
-        work = Work(txn, current_epoch(txn))
+        work = self._work(txn, current_epoch(txn))
         drain(work, items_max)
-        result = work.flush()
+        result = self._done(work)
         return result, txn.count(Table.TODO) > 0
 
     def resync(self, txn: WriteTxn, epoch: int, held_ids: Sequence[int]) -> Result:
@@ -181,7 +190,7 @@ class Engine:
         again, as it stands.
         """
         self.check_epoch(txn, epoch)
-        work = Work(txn, epoch)
+        work = self._work(txn, epoch)
         held = set(held_ids)
         for task_id in held_ids:
             task = work.task(task_id)
@@ -203,7 +212,7 @@ class Engine:
             else:
                 work.result.leases.append(lease_of(work, task))
         drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * len(held))
-        return work.flush()
+        return self._done(work)
 
 
 def current_epoch(txn: ReadTxn) -> int:

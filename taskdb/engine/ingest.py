@@ -26,7 +26,7 @@ from taskdb.engine.transitions import (
     needed,
     recheck,
 )
-from taskdb.engine.wants import add_name, add_want, check_client, client_of, drop_client, intern_client, remove_name, remove_want
+from taskdb.engine.wants import add_name, add_want, check_client, client_of, drop_client, intern_client, remove_name
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreFull
 from taskdb.limits import (
@@ -236,8 +236,8 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     """Raises InvalidRequest, LimitExceeded, StoreFull; then nothing of it was written."""
     graph = named_graph(work, command.submission)
     if graph.status != GraphStatus.OPEN:
-        ids = [find_key(work.txn, key) for key in command.keys]
-        work.result.added.append(Added(command.submission, command.first_index, ids, [], list(range(len(ids)))))
+        stored = [find_key(work.txn, key) for key in command.keys]
+        work.result.added.append(Added(command.submission, command.first_index, stored, [], list(range(len(stored)))))
         return
     _check(graph, command)
     count = len(command.keys)
@@ -262,7 +262,6 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     put = txn.put
     pack = U64.pack
     generation = graph.generation
-    client = intern_client(work, graph.client) if any(flag & _WANTED for flag in flags) else None
     ids: list[int] = []
     missing: list[bytes] = []
     known_at: list[int] = []
@@ -272,9 +271,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         dep_count = dep_counts[i]
         own_deps: Sequence[int] = ()
         if dep_count:
-            own_deps = [
-                ids[dep - first_index] if dep >= first_index else ids_before[dep] for dep in command.deps[at : at + dep_count]
-            ]
+            own_deps = [ids[dep - first_index] if dep >= first_index else ids_before[dep] for dep in command.deps[at : at + dep_count]]
             if dep_count > 1:
                 own_deps = list(dict.fromkeys(own_deps))
             at += dep_count
@@ -288,8 +285,8 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
             ids.append(task.id)
             known_at.append(i)
             _meet(work, graph, task, flag, own_deps)
-            if client is not None and flag & _WANTED:
-                add_want(work, client, task, graph.id)
+            if flag & _WANTED:
+                add_want(work, intern_client(work, graph.client), task, graph.id)
             recheck(work, task)
             if task.state == ERRED and flag & _WANTED:
                 tell_one(work, task, graph.client)
@@ -327,10 +324,8 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         graph.expected += expected[i]
         if own_deps:
             _link(work, graph, task, own_deps, id_key)
-        if client is not None and flag & _WANTED:
-            graph.counts[RELEASED - 1] += 1
-            add_want(work, client, task, graph.id)
-            graph.counts[RELEASED - 1] -= 1
+        if flag & _WANTED:
+            add_want(work, intern_client(work, graph.client), task, graph.id)
         _place(work, graph, task, bool(flag & _HELD))
         work.count_group(graph.id, task.group, 1)
     work.flush_dependents()
@@ -454,113 +449,3 @@ def _add_runs(work: Work, graph: GraphRecord, first_index: int, ids: Sequence[in
             U64_PAIR.pack(first_index + start, ids[start]),
         )
         start = end
-
-
-# ---------------------------------------------------------------------------------------------------------- background
-
-
-def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tuple[list[int], int | None]:
-    """Ids from index `cursor` on, and the index to go on with (None: that was all)."""
-    ids: list[int] = []
-    index = cursor
-    while len(ids) < items_max:
-        run = find_index(work.txn, graph_id, index)
-        if run is None:
-            return ids, None
-        first, last, first_id = run
-        stop = min(last + 1, index + items_max - len(ids))
-        if first_id:
-            ids.extend(range(first_id + index - first, first_id + stop - first))
-            index = stop
-        else:
-            index = last + 1
-    return ids, index
-
-
-def unexpect_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
-    """A sealed submission brings no more dependents. Returns the number of tasks met."""
-    graph = work.graph(graph_id)
-    if graph is None or not graph.expected:
-        return 0
-    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
-    for task_id in ids:
-        task = work.task(task_id)
-        if task is not None and task.graph == graph_id:
-            _unexpect(work, graph, task)
-    if rest is not None:
-        work.push(Todo.UNEXPECT, graph_id, 0, rest)
-    return len(ids)
-
-
-def _unexpect(work: Work, graph: GraphRecord, task: TaskRecord) -> None:
-    if task.expected:
-        graph.expected -= task.expected
-        graph.dirty = True
-        task.expected = 0
-        task.dirty = True
-        recheck(work, task)
-
-
-def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
-    """Take back what an aborted submission brought: what its tasks expect, and its client's wants. Returns the tasks met.
-
-    What others want or depend on stays, and the graph with it.
-    """
-    graph = work.graph(graph_id)
-    if graph is None:
-        return 0
-    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
-    client = client_of(work, graph.client)
-    for task_id in ids:
-        task = work.task(task_id)
-        if task is None:
-            continue
-        if task.graph == graph_id:
-            _unexpect(work, graph, task)
-        if client is not None and client.wants and task.wants:
-            brought = work.txn.get(Table.WANTS, U64_PAIR.pack(client.id, task_id))
-            if brought == U64.pack(graph_id):
-                remove_want(work, client, task)
-        if not task.links:
-            recheck(work, task)
-    if rest is not None:
-        work.push(Todo.ABORT, graph_id, 0, rest)
-        return len(ids)
-    graph.status = GraphStatus.SEALED
-    graph.dirty = True
-    if graph.ended:
-        work.push(Todo.END, graph_id)
-    return len(ids)
-
-
-def end_some(work: Work, graph_id: int, items_max: int) -> int:
-    """Remove what is left of a graph without tasks. Returns the records removed."""
-    graph = work.graph(graph_id)
-    if graph is None or not graph.ended:
-        return 0
-    work.report_forgotten()
-    removed = 0
-    for table, start, stop in (
-        (Table.RUNS, U64_PAIR.pack(graph_id, 0), U64_PAIR.pack(graph_id + 1, 0)),
-        (Table.BLOBS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
-        (Table.GROUPS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
-    ):
-        keys = []
-        for key, _ in work.txn.scan(table, start, stop):
-            if removed == items_max:
-                work.push(Todo.END, graph_id)
-                return _delete(work, table, keys, removed)
-            keys.append(key)
-            removed += 1
-        _delete(work, table, keys, removed)
-    work.drop_groups(graph_id)
-    # An aborted one has lost its name already; taking it out again does no harm.
-    remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph_id)
-    work.remove_graph(graph)
-    return removed
-
-
-def _delete(work: Work, table: Table, keys: Sequence[bytes], removed: int) -> int:
-    for key in keys:
-        work.txn.delete(table, key)
-    return removed

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from taskdb.engine.refs import client_name
 from taskdb.engine.work import Todo
 from taskdb.model import ACTIVE, TaskFlag, TaskState
 from taskdb.store.base import ReadTxn
@@ -25,7 +26,6 @@ from taskdb.store.codec import (
     decode_task,
     queue_of,
 )
-from taskdb.engine.refs import client_name
 from taskdb.store.schema import GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
 
 _COMING = (TaskState.WAITING, TaskState.QUEUED)

@@ -231,9 +231,7 @@ def status(txn: ReadTxn) -> Status:
 # ---------------------------------------------------------------------------------------------------------- list_tasks
 
 
-def list_tasks(
-    txn: ReadTxn, submission: str = "", state: str = "", prefix: str = "", cursor: bytes = b"", limit: int = 100
-) -> TaskPage:
+def list_tasks(txn: ReadTxn, submission: str = "", state: str = "", prefix: str = "", cursor: bytes = b"", limit: int = 100) -> TaskPage:
     """Tasks by id that pass all filters (empty: lets all through), at most `limit` (at most LIST_TASKS_MAX; 0: that many).
 
     Looks at no more than LIST_SCAN_MAX tasks, so a page may be short and not the last. Raises InvalidRequest.
@@ -308,7 +306,7 @@ def explain(txn: ReadTxn, key: bytes, limit: int = 10) -> Explanation:
 
 def _chain(reader: _Reader, task: TaskRecord, limit: int) -> list[TaskInfo]:
     """Down from a task, each time to a dependency that is not in memory, the least far along first."""
-    chain = []
+    chain: list[TaskInfo] = []
     while len(chain) < limit:
         waits_for = [dep for dep in reader.tasks(reader.deps(task.id)) if dep.state != TaskState.MEMORY]
         if not waits_for:

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from taskdb.commands import Blame, Fail, Report, Retry
-from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, QUEUED, RELEASED, fail, fail_blamed, finish, hold, put_back, revive, root_cause
+from taskdb.engine.transitions import (
+    ERRED,
+    MEMORY,
+    PROCESSING,
+    QUEUED,
+    RELEASED,
+    fail,
+    fail_blamed,
+    finish,
+    hold,
+    put_back,
+    revive,
+    root_cause,
+)
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest
 from taskdb.model import Level

@@ -272,7 +272,8 @@ def lose_data(work: Work, task: TaskRecord) -> None:
 
 def forget(work: Work, task: TaskRecord) -> None:
     """Remove a task that nothing links. Its dependencies may be next."""
-    if task.state in (PROCESSING, MEMORY):
+    # Whether the scheduler holds an ERRED one is not known: it ignores what it does not hold.
+    if task.state in (PROCESSING, MEMORY, ERRED):
         work.result.release.append(task.id)
     active = task.state <= PROCESSING
     for dep_id in work.deps(task):
@@ -299,7 +300,7 @@ def _remove_records(work: Work, task: TaskRecord) -> None:
     id_key = U64.pack(task.id)
     key = work.key(task.id)
     key_digest = digest(key)
-    others = (txn.get(Table.KEYS, key_digest) or b"")
+    others = txn.get(Table.KEYS, key_digest) or b""
     rest = b"".join(others[at : at + 8] for at in range(0, len(others), 8) if others[at : at + 8] != id_key)
     if rest:
         txn.put(Table.KEYS, key_digest, rest)

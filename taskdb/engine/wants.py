@@ -207,7 +207,7 @@ def drop_some(work: Work, client_id: int, items_max: int) -> int:
     client = work.client(client_id)
     if client is None:
         return 0
-    ids = []
+    ids: list[int] = []
     for key, _ in work.txn.scan(Table.WANTS, U64_PAIR.pack(client_id, 0), U64_PAIR.pack(client_id + 1, 0)):
         if len(ids) == items_max:
             work.push(Todo.DROP, client_id)

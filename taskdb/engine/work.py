@@ -73,16 +73,31 @@ class Todo(IntEnum):
 
 
 class Work:
-    def __init__(self, txn: WriteTxn, epoch: int) -> None:
+    def __init__(self, txn: WriteTxn, epoch: int, former: Work | None = None) -> None:
+        """`former`: the Work of the last call in the same transaction, flushed, whose records are taken over."""
         self.txn = txn
         self.epoch = epoch
         self.result = Result()
+        #: Tasks met in this call, and in earlier ones. None: there is none.
         self._tasks: dict[int, TaskRecord | None] = {}
+        self._before: dict[int, TaskRecord | None] = {}
         self._graphs: dict[int, GraphRecord | None] = {}
         self._clients: dict[int, ClientRecord | None] = {}
         #: (graph, index) -> [live tasks, name, changed]
         self._groups: dict[tuple[int, int], list[int | str | bool]] = {}
         self._blobs: dict[tuple[int, int], bytes] = {}
+        #: Names of clients met -> their numbers.
+        self.client_ids: dict[tuple[str, bool], int] = {}
+        if former is not None:
+            self._before = former._before
+            self._before.update(former._tasks)
+            if len(self._before) > CACHE_TASKS_MAX:
+                self._before.clear()
+            self._graphs = former._graphs
+            self._clients = former._clients
+            self._groups = former._groups
+            self._blobs = former._blobs
+            self.client_ids = former.client_ids
         self._forgotten: dict[tuple[int, int], int] = {}
         self._todo: dict[tuple[int, int, int], int] = {}
         self._todo_heap: list[tuple[int, int, int]] = []
@@ -91,8 +106,6 @@ class Work:
         self._todo_was_empty = txn.count(Table.TODO) == 0
         #: Dependents that came in this call: dependency -> their ids.
         self.new_dependents: dict[int, list[int]] = {}
-        #: Names of clients met -> their numbers.
-        self.client_ids: dict[tuple[str, bool], int] = {}
         #: Set while leasing: told of each task that becomes QUEUED.
         self.newly_queued: list[tuple[bytes, int]] | None = None
 
@@ -102,6 +115,9 @@ class Work:
         tasks = self._tasks
         if task_id in tasks:
             return tasks[task_id]
+        if task_id in self._before:
+            task = tasks[task_id] = self._before[task_id]
+            return task
         data = self.txn.get(Table.TASKS, U64.pack(task_id))
         task = tasks[task_id] = decode_task(task_id, data) if data is not None else None
         return task
@@ -264,6 +280,8 @@ class Work:
 
     def load_todo(self, items_max: int) -> None:
         """Take the first items of the table into memory."""
+        if self._todo_was_empty:
+            return
         for key, data in self.txn.scan(Table.TODO):
             if items_max <= 0:
                 break
@@ -296,6 +314,7 @@ class Work:
         if len(self._tasks) > CACHE_TASKS_MAX:
             self.flush_records()
             self._tasks.clear()
+            self._before.clear()
 
     def flush_records(self) -> None:
         self.flush_dependents()
@@ -324,17 +343,20 @@ class Work:
                     self.txn.delete(leases_table, key)
 
     def flush(self) -> Result:
-        """Write everything back and hand over the result. The Work is then used up."""
+        """Write everything back and hand over the result. The Work is then used up, but for the records a next one takes over."""
         self.flush_records()
         for graph in self._graphs.values():
             if graph is not None and graph.dirty:
+                graph.dirty = False
                 self.txn.put(Table.GRAPHS, U64.pack(graph.id), encode_graph(graph))
         for client in self._clients.values():
             if client is not None and client.dirty:
+                client.dirty = False
                 self.txn.put(Table.CLIENTS, U64.pack(client.id), encode_client(client))
-        for part, (live, name, changed) in self._groups.items():
-            if changed:
-                self.txn.put(Table.GROUPS, GRAPH_PART.pack(*part), encode_group(int(live), str(name)))
+        for part, group in self._groups.items():
+            if group[2]:
+                group[2] = False
+                self.txn.put(Table.GROUPS, GRAPH_PART.pack(*part), encode_group(int(group[0]), str(group[1])))
         for item, cursor in self._todo.items():
             self.txn.put(Table.TODO, TODO_KEY.pack(*item), U64.pack(cursor))
         return self.result

@@ -33,7 +33,7 @@ logger = logging.getLogger("taskdb.server")
 #: Reads share the interpreter with the loop; the default of 5 ms would show in every round trip.
 SWITCH_INTERVAL_SECONDS = 0.0005
 #: How long open calls may take to end at shutdown.
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 1.5
 #: How often a child looks whether its parent still lives (stdin's end is noticed at once).
 PARENT_POLL_SECONDS = 1.0
 #: Calls at the same time: one Session, some Ingests, reads.
@@ -52,9 +52,7 @@ def run(config: ServerConfig) -> None:
     Raises StoreLocked, FormatMismatch, StoreCorrupt, StoreFull, StoreError, AddressInUse, or the error that stopped it.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    store = LmdbStore(
-        config.store.path, sync=config.store.durability == "fsync", bytes_max=config.store.bytes_max
-    )
+    store = LmdbStore(config.store.path, sync=config.store.durability == "fsync", bytes_max=config.store.bytes_max)
     try:
         info = reads.store_info(store, config.store.bytes_max)
         asyncio.run(Daemon(config, store, info).run())
@@ -92,7 +90,7 @@ class Daemon:
             raise self._fatal
 
     async def _drain(self, server: grpc.aio.Server, writer: Writer, service: Service, health: HealthServicer) -> None:
-        """IMPORTANT: the commit comes before the Session ends, so that the scheduler hears Durable of all it was answered;
+        """IMPORTANT: the commit comes before the Session ends, so that the scheduler hears Durable of all it was answered (if it listens);
         reads end before the store closes under their snapshots."""
         await health.enter_graceful_shutdown()
         writer.close()
@@ -180,7 +178,7 @@ def _listening(server: grpc.aio.Server, address: str) -> Iterator[str]:
 
 def _bind(server: grpc.aio.Server, address: str) -> int:
     try:
-        port = server.add_insecure_port(address)
+        port: int = server.add_insecure_port(address)
     except RuntimeError as error:
         port, reason = 0, str(error)
     else:
@@ -211,4 +209,3 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise AddressInUse(f"cannot listen on unix:{path}: {error}") from error
     raise AddressInUse(f"cannot listen on unix:{path}: another process listens on it; choose another with --listen")
-

@@ -5,10 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from taskdb.errors import StoreCorrupt
+from taskdb.engine import queries
+from taskdb.errors import LimitExceeded, StoreCorrupt
 from taskdb.store.base import ReadTxn, Store
 from taskdb.store.schema import FORMAT_VERSION, Meta, Table, meta_key
 from taskdb.wire import taskdb_pb2 as pb
+
+#: Keys of one GetTasks: some 10 µs each, in a thread that shares the interpreter with the loop.
+GET_TASKS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +33,77 @@ def store_info(store: Store, bytes_max: int) -> StoreInfo:
 
 
 def status(txn: ReadTxn) -> pb.StatusReply:
-    raise NotImplementedError
+    """What the store knows; the daemon adds the rest."""
+    found = queries.status(txn)
+    return pb.StatusReply(
+        epoch=found.epoch,
+        tasks=found.tasks,
+        states=found.states,
+        todo=found.todo,
+        graphs=[
+            pb.GraphStatus(
+                submission=graph.submission,
+                client=graph.client,
+                label=graph.label,
+                submitted=graph.submitted,
+                sealed=graph.sealed,
+                tasks=graph.tasks,
+                states=graph.states,
+                wanted=graph.wanted,
+            )
+            for graph in found.graphs
+        ],
+    )
 
 
 def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:
-    raise NotImplementedError
+    page = queries.list_tasks(txn, request.submission, request.state, request.prefix, request.cursor, request.limit)
+    return pb.ListTasksReply(tasks=[_info(x) for x in page.tasks], cursor=page.cursor)
 
 
 def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:
-    raise NotImplementedError
+    found = queries.explain(txn, request.key, request.limit)
+    return pb.ExplainReply(
+        found=found.task is not None,
+        task=None if found.task is None else _info(found.task),
+        reason=found.reason,
+        waits_for=[_info(x) for x in found.waits_for],
+        chain=[_info(x) for x in found.chain],
+        ahead_in_queue=found.ahead_in_queue,
+        wanted_by=found.wanted_by,
+        cause=None if found.cause is None else _info(found.cause),
+    )
 
 
 def get_tasks(txn: ReadTxn, request: pb.GetTasksRequest) -> pb.GetTasksReply:
-    raise NotImplementedError
+    """Raises LimitExceeded."""
+    if len(request.keys) > GET_TASKS_MAX:
+        raise LimitExceeded(f"{len(request.keys)} keys in one GetTasks, at most {GET_TASKS_MAX}")
+    found = queries.get_tasks(txn, list(request.keys), request.with_spec)
+    return pb.GetTasksReply(tasks=[_stored(x) for x in found])
+
+
+def _stored(task: queries.StoredTask | None) -> pb.StoredTask:
+    if task is None:
+        return pb.StoredTask()
+    return pb.StoredTask(found=True, info=_info(task.info), spec=task.spec, deps=task.deps, cause=task.cause, payload=task.payload)
+
+
+def _info(task: queries.TaskInfo) -> pb.TaskInfo:
+    return pb.TaskInfo(
+        id=task.id,
+        key=task.key,
+        state=task.state,
+        submission=task.submission,
+        group=task.group,
+        waiting_on=task.waiting_on,
+        blocked_on=task.blocked_on,
+        need=task.need,
+        wants=task.wants,
+        nbytes=task.nbytes,
+        user=task.user,
+        generation=task.generation,
+        order=task.order,
+        suspicious=task.suspicious,
+        error=task.error,
+    )

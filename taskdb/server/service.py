@@ -15,7 +15,7 @@ import grpc.aio
 
 import taskdb
 from taskdb import commands as c
-from taskdb.errors import InvalidRequest, TaskDBError, Unavailable
+from taskdb.errors import InvalidRequest, StaleEpoch, TaskDBError, Unavailable
 from taskdb.server import reads
 from taskdb.server.writer import Writer
 from taskdb.store.base import ReadTxn, Store
@@ -35,7 +35,7 @@ OUTGOING_PAUSE = 256
 OUTGOING_MAX = 4096
 #: How long one answer may wait for the peer to take it.
 SEND_SECONDS_MAX = 30.0
-#: How long a closing Session waits for the answer that is being sent.
+#: How long a closing Session may take to send the answers it has made.
 END_SECONDS_MAX = 1.0
 #: Leases are cut into messages of about this size, far below MESSAGE_BYTES_MAX.
 LEASES_BYTES_SLICE = 1 << 20
@@ -74,7 +74,8 @@ class SessionLink:
     def end(self, error: TaskDBError) -> None:
         if self.error is None:
             self.error = error
-            self._out.clear()
+            if isinstance(error, StaleEpoch):
+                self._out.clear()
             self._wake.set()
             self._room.set()
             if self._sender is not None:
@@ -113,7 +114,7 @@ class SessionLink:
 
     async def _send(self, context: Any) -> None:
         out = self._out
-        while self.error is None:
+        while True:
             if out:
                 async with asyncio.timeout(SEND_SECONDS_MAX):
                     await context.write(out.popleft())
@@ -123,7 +124,7 @@ class SessionLink:
                 # IMPORTANT: after the Results it covers.
                 out.append(pb.SessionReply(durable=pb.Durable(seq=self._durable)))
                 self._durable = 0
-            elif self._finishing:
+            elif self._finishing or self.error is not None:
                 return
             else:
                 self._wake.clear()
@@ -138,12 +139,10 @@ def _cut(result: c.Result, seq: int, refused: Sequence[Refused]) -> list[pb.Resu
         if size > LEASES_BYTES_SLICE:
             cuts.append(leases[start : index + 1])
             start, size = index + 1, 0
-    if not cuts:
-        return [convert.result_to_proto(result, seq, refused)]
+    cuts.append(leases[start:])
     result.leases = cuts[0]
-    first = convert.result_to_proto(result, seq, refused)
-    rest = [*cuts[1:], leases[start:]]
-    return [first, *(convert.result_to_proto(c.Result(leases=x), 0) for x in rest if x)]
+    rest = [c.Result(leases=x, queued=result.queued, ready=result.ready) for x in cuts[1:] if x]
+    return [convert.result_to_proto(result, seq, refused), *(convert.result_to_proto(x, 0) for x in rest)]
 
 
 async def _abort(context: Any, error: TaskDBError) -> NoReturn:
@@ -208,13 +207,9 @@ class Service(pb_grpc.TaskDBServicer):
             link.end(Unavailable(f"the link broke: {error}"))
 
     def _attach(self, link: SessionLink, attach: pb.Attach, leases_seen: int | None) -> None:
-        epoch, last_seq, result = self._writer.attach(
-            link, attach.scheduler_id, attach.epoch, list(attach.held), leases_seen
-        )
+        epoch, last_seq, result = self._writer.attach(link, attach.scheduler_id, attach.epoch, list(attach.held), leases_seen)
         logger.info("scheduler %s attached, epoch %d, seq %d", attach.scheduler_id, epoch, last_seq)
-        attached = pb.Attached(
-            epoch=epoch, store_uuid=self._info.uuid, last_seq=last_seq, version=taskdb.__version__
-        )
+        attached = pb.Attached(epoch=epoch, store_uuid=self._info.uuid, last_seq=last_seq, version=taskdb.__version__)
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
             link.put(pb.SessionReply(durable=pb.Durable(seq=last_seq)))
@@ -320,7 +315,7 @@ class IngestStream:
     def _begin(self, message: pb.IngestRequest) -> pb.IngestReply:
         command = convert.begin_graph_from_proto(message.begin_graph)
         if command.submission in self._ingests:
-            raise InvalidRequest(f"submission {command.submission} is being sent by another Ingest stream")
+            raise Unavailable(f"submission {command.submission} is being sent by another Ingest stream")
         _, sealed = self._writer.ingest(message.epoch, command)
         self._epoch, self._submission = message.epoch, command.submission
         if not sealed:

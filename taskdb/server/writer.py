@@ -23,7 +23,6 @@ from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.refs import find_graph
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
-from taskdb.store.schema import Table
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_graph
 from taskdb.store.schema import U64, Table
@@ -59,9 +58,9 @@ class Peer(Protocol):
 class CreditLine:
     """What may still be leased: a Credit is absolute, so leases made since the scheduler wrote it are subtracted."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: int = 0) -> None:
         #: Leases sent in this epoch.
-        self.sent = 0
+        self.sent = sent
         self.ready = 0
         self.total = 0
 
@@ -116,9 +115,7 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------------- the Session
 
-    def attach(
-        self, peer: Peer, scheduler_id: str, epoch: int, held: Sequence[int], leases_seen: int | None
-    ) -> tuple[int, int, c.Result]:
+    def attach(self, peer: Peer, scheduler_id: str, epoch: int, held: Sequence[int], leases_seen: int | None) -> tuple[int, int, c.Result]:
         """Begin an epoch (0) or go on with one; the peer replaces any other. Returns epoch, last seq and what to say again.
 
         All of it is on disk on return. Raises StaleEpoch, Unavailable.
@@ -127,34 +124,32 @@ class Writer:
         self._check_open()
         try:
             txn = self._begin()
+            old: TaskDBError
             if epoch == 0:
                 epoch = self._engine.begin_epoch(txn, scheduler_id)
                 last_seq, result, old = 0, c.Result(), StaleEpoch(f"scheduler {scheduler_id} began epoch {epoch}")
-                self._credit = CreditLine()
+                sent = 0
             else:
                 self._engine.check_epoch(txn, epoch)
                 last_seq = self._engine.last_seq(txn, epoch)
                 result = self._engine.resync(txn, epoch, held)
                 old = Unavailable("another Session of this epoch was opened")
-                self._rebase_credit(leases_seen, result)
+                # Only the scheduler knows which leases arrived; those that did not are said again, and are under way again.
+                sent = self._credit.sent if leases_seen is None else leases_seen + len(result.leases)
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
         if not last_seq and self._unsettled():
             # IMPORTANT: or a want could be told of results that only the old scheduler's workers had.
             self.settled.clear()
+        self._credit = CreditLine(sent)
+        self._told_queued = 0
         peer.epoch = epoch
         former, self._peer = self._peer, peer
         if former is not None:
             former.end(old)
         self._wake()
         return epoch, last_seq, result
-
-    def _rebase_credit(self, leases_seen: int | None, result: c.Result) -> None:
-        """After a broken link only the scheduler knows which leases arrived: count from there, and stand on no old credit."""
-        sent = self._credit.sent if leases_seen is None else leases_seen
-        self._credit = CreditLine()
-        self._credit.sent = sent + (0 if leases_seen is None else len(result.leases))
 
     def detach(self, peer: Peer) -> None:
         """The Session is gone; the epoch stays. Nothing is leased until it comes back."""

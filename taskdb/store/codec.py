@@ -142,9 +142,7 @@ def encode_rank(user: float, generation: float, order: float) -> bytes:
     """24 bytes that compare as the three numbers do. -0.0 counts as 0.0; NaN has no place and must not come here."""
     # Adding 0.0 turns -0.0 into 0.0: equal numbers must have equal bytes.
     a, b, c = _RANK_BITS.unpack(_RANK.pack(user + 0.0, generation + 0.0, order + 0.0))
-    return _RANK_BITS.pack(
-        a ^ (_ALL if a & _SIGN else _SIGN), b ^ (_ALL if b & _SIGN else _SIGN), c ^ (_ALL if c & _SIGN else _SIGN)
-    )
+    return _RANK_BITS.pack(a ^ (_ALL if a & _SIGN else _SIGN), b ^ (_ALL if b & _SIGN else _SIGN), c ^ (_ALL if c & _SIGN else _SIGN))
 
 
 def decode_rank(data: bytes) -> Rank:
@@ -256,7 +254,11 @@ def decode_graph(graph_id: int, data: bytes) -> GraphRecord:
         submission, client, label = decode_strings(data[_GRAPH.size :])
     except (error, ValueError):
         raise StoreCorrupt(f"graph {graph_id}: record cannot be read") from None
-    return GraphRecord(graph_id, *values[:6], list(values[6:12]), values[12], values[13], submission, client, label)
+    status, generation, submitted, added, expected, wanted, *counts = values[:12]
+    groups, annotations = values[12:]
+    return GraphRecord(
+        graph_id, status, generation, submitted, added, expected, wanted, counts, groups, annotations, submission, client, label
+    )
 
 
 _CLIENT = Struct(">BQ")

@@ -216,9 +216,7 @@ class LmdbStore:
             owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             who = f"process {owner}" if owner else "another process"
-            raise StoreLocked(
-                f"the store in {self.folder} is in use by {who}: stop that taskdb daemon, or choose another folder"
-            ) from None
+            raise StoreLocked(f"the store in {self.folder} is in use by {who}: stop that taskdb daemon, or choose another folder") from None
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -298,8 +296,12 @@ class LmdbStore:
 
     def free_bytes(self) -> int:
         """Pages that were freed inside the file count as free: they are used again."""
-        with self._env.begin() as txn:
-            used = _used_bytes(txn, self._dbs)
+        if self._writer is not None:
+            # What the open transaction takes counts too.
+            used = _used_bytes(self._writer._txn, self._dbs)
+        else:
+            with self._env.begin() as txn:
+                used = _used_bytes(txn, self._dbs)
         disk = os.statvfs(self.folder)
         room = disk.f_bavail * disk.f_frsize + max(0, self.size_bytes() - used)
         return max(0, min(self.bytes_max - used, room))

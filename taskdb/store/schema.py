@@ -23,7 +23,7 @@ class Table(IntEnum):
     GRAPHS = 2
     #: digest of the submission's name -> graph u64s. Only open and sealed ones: an aborted submission has lost its name.
     GRAPH_NAMES = 3
-    #: graph u64, last index u64 -> first index u64, first id u64: a run of indices whose ids follow each other (id 0: missing, all of them).
+    #: graph u64, last index u64 -> first index u64, first id u64: a run of indices whose ids follow each other (0: all missing).
     RUNS = 4
     #: id u64 -> TaskRecord.
     TASKS = 5

@@ -192,27 +192,16 @@ def result_to_proto(result: c.Result, seq: int, refused: Sequence[Refused] = ())
         message.release.extend(result.release)
     if result.wants:
         message.wants.extend(
-            [
-                pb.WantState(
-                    client=x.client, key=x.key, id=x.id, state=x.state or 0, cause=x.cause, payload=x.payload
-                )
-                for x in result.wants
-            ]
+            [pb.WantState(client=x.client, key=x.key, id=x.id, state=x.state or 0, cause=x.cause, payload=x.payload) for x in result.wants]
         )
     if result.erred:
-        message.erred.extend(
-            [pb.Erred(client=x.client, key=x.key, cause=x.cause, payload=x.payload) for x in result.erred]
-        )
+        message.erred.extend([pb.Erred(client=x.client, key=x.key, cause=x.cause, payload=x.payload) for x in result.erred])
     if result.cancelled:
         message.cancelled.extend([pb.Cancelled(client=x.client, key=x.key) for x in result.cancelled])
     if result.forgotten:
-        message.forgotten.extend(
-            [pb.GroupCount(submission=x.submission, group=x.group, count=x.count) for x in result.forgotten]
-        )
+        message.forgotten.extend([pb.GroupCount(submission=x.submission, group=x.group, count=x.count) for x in result.forgotten])
     if refused:
-        message.refused.extend(
-            [pb.Refused(command=at, submission=name, kind=kind, message=text) for at, name, kind, text in refused]
-        )
+        message.refused.extend([pb.Refused(command=at, submission=name, kind=kind, message=text) for at, name, kind, text in refused])
     return message
 
 
@@ -243,9 +232,7 @@ def result_from_proto(message: pb.Result) -> tuple[c.Result, list[Refused]]:
         result.release = list(message.release)
     if message.wants:
         states = _STATES
-        result.wants = [
-            c.WantState(x.client, x.key, x.id, states.get(x.state), x.cause, x.payload) for x in message.wants
-        ]
+        result.wants = [c.WantState(x.client, x.key, x.id, states.get(x.state), x.cause, x.payload) for x in message.wants]
     if message.erred:
         result.erred = [c.Erred(x.client, x.key, x.cause, x.payload) for x in message.erred]
     if message.cancelled:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from taskdb import commands as c
@@ -13,6 +16,8 @@ from taskdb import limits
 from taskdb.client import Client, Ingest, MissingKeys, Session
 from taskdb.errors import InvalidRequest, StaleEpoch, StoreFull, TaskDBError, Unavailable
 from taskdb.model import Level, TaskFlag
+from taskdb.wire import taskdb_pb2 as pb
+from taskdb.wire import taskdb_pb2_grpc as pb_grpc
 from tests.taskdb.server.procs import Daemon, Recorder, begin, graph, key, run_of, until_async
 
 pytestmark = pytest.mark.e2e
@@ -430,3 +435,50 @@ def test_an_ingest_ahead_of_its_rules_is_refused(tmp_path: Path) -> None:
 
 def test_levels_have_the_numbers_of_the_wire() -> None:
     assert [int(x) for x in Level] == [1, 2, 3, 4, 5]
+
+
+# ------------------------------------------------------------------------------------------------ what daemons may do
+
+
+class Stub(pb_grpc.TaskDBServicer):
+    """A daemon that attaches, and then ends each Session as the test says."""
+
+    def __init__(self, *endings: grpc.StatusCode | None):
+        self.endings = list(endings)
+        self.attached: list[pb.Attach] = []
+
+    async def Session(self, request_iterator: object, context: Any) -> None:
+        message = await context.read()
+        self.attached.append(message.attach)
+        await context.write(pb.SessionReply(attached=pb.Attached(epoch=7, last_seq=0)))
+        ending = self.endings.pop(0)
+        if ending is None:
+            await asyncio.sleep(3600)
+        elif ending is not grpc.StatusCode.OK:
+            await context.abort(ending, "ended by the test")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [grpc.StatusCode.CANCELLED, grpc.StatusCode.OK, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE],
+)
+def test_however_a_link_ends_the_session_comes_back(ending: grpc.StatusCode, tmp_path: Path) -> None:
+    async def story() -> None:
+        stub = Stub(ending, ending, None)
+        server = grpc.aio.server()
+        pb_grpc.add_TaskDBServicer_to_server(stub, server)
+        address = f"unix:{tmp_path / 'sock'}"
+        server.add_insecure_port(address)
+        await server.start()
+        scheduler = Recorder(address)
+        scheduler.held = {3, 4}
+        await scheduler.session.attach(10)
+        await until_async(lambda: len(stub.attached) == 3, "the third Attach")
+        assert [(x.epoch, list(x.held)) for x in stub.attached] == [(0, []), (7, [3, 4]), (7, [3, 4])]
+        await until_async(lambda: [x for x, _ in scheduler.states] == ["lost", "live"] * 2, "live")
+        assert scheduler.session.connected
+        stopping = asyncio.ensure_future(server.stop(None))
+        await scheduler.session.close()
+        await stopping
+
+    asyncio.run(story())

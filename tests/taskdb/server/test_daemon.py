@@ -116,9 +116,7 @@ def test_it_ends_with_its_parent_though_stdin_stays_open(tmp_path: Path) -> None
         f"pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
-    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment())
     try:
         until(ready.exists, "the daemon to serve")
     finally:

@@ -30,13 +30,15 @@ COMMANDS: list[c.Command] = [
 ]
 
 RESULT = c.Result(
-    [c.Added("s", 3, [4, 0, 6], [b"m"])],
+    [c.Added("s", 3, [4, 0, 6], [b"m"], [2])],
     [c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"])],
     [9, 2**40],
     [c.WantState("client", b"a", 4, TaskState.ERRED, b"c", b"p"), c.WantState("client", b"z", 0, None)],
     [c.Erred("client", b"a", b"c", b"p")],
     [c.Cancelled("", b"a")],
     [c.GroupCount("s", "g", 3)],
+    queued=5,
+    ready=2,
 )
 
 

@@ -40,7 +40,7 @@ def test_an_error_comes_back_as_it_went(cls: type[errors.TaskDBError]) -> None:
 
 
 def test_every_error_has_a_code_of_its_own_choice() -> None:
-    internal = {cls for cls in classes() if status.to_status(cls("")) [0] is grpc.StatusCode.INTERNAL}
+    internal = {cls for cls in classes() if status.to_status(cls(""))[0] is grpc.StatusCode.INTERNAL}
     assert internal == {errors.StoreError}
 
 

@@ -1,0 +1,119 @@
+"""How submissions end, in steps: what a seal lets go of, what an abort takes back, and what is left when the last task is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskdb.engine.refs import find_index
+from taskdb.engine.transitions import recheck
+from taskdb.engine.wants import client_of, remove_name, remove_want
+from taskdb.engine.work import Todo, Work
+from taskdb.store.codec import GraphRecord, GraphStatus, TaskRecord
+from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
+
+
+def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tuple[list[int], int | None]:
+    """Ids from index `cursor` on, and the index to go on with (None: that was all)."""
+    ids: list[int] = []
+    index = cursor
+    while len(ids) < items_max:
+        run = find_index(work.txn, graph_id, index)
+        if run is None:
+            return ids, None
+        first, last, first_id = run
+        stop = min(last + 1, index + items_max - len(ids))
+        if first_id:
+            ids.extend(range(first_id + index - first, first_id + stop - first))
+            index = stop
+        else:
+            index = last + 1
+    return ids, index
+
+
+def unexpect_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
+    """A sealed submission brings no more dependents. Returns the number of tasks met."""
+    graph = work.graph(graph_id)
+    if graph is None or not graph.expected:
+        return 0
+    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
+    for task_id in ids:
+        task = work.task(task_id)
+        if task is not None and task.graph == graph_id:
+            _unexpect(work, graph, task)
+    if rest is not None:
+        work.push(Todo.UNEXPECT, graph_id, 0, rest)
+    return len(ids)
+
+
+def _unexpect(work: Work, graph: GraphRecord, task: TaskRecord) -> None:
+    if task.expected:
+        graph.expected -= task.expected
+        graph.dirty = True
+        task.expected = 0
+        task.dirty = True
+        recheck(work, task)
+
+
+def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
+    """Take back what an aborted submission brought: what its tasks expect, and its client's wants. Returns the tasks met.
+
+    What others want or depend on stays, and the graph with it.
+    """
+    graph = work.graph(graph_id)
+    if graph is None:
+        return 0
+    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
+    client = client_of(work, graph.client)
+    for task_id in ids:
+        task = work.task(task_id)
+        if task is None:
+            continue
+        if task.graph == graph_id:
+            _unexpect(work, graph, task)
+        if client is not None and client.wants and task.wants:
+            brought = work.txn.get(Table.WANTS, U64_PAIR.pack(client.id, task_id))
+            if brought == U64.pack(graph_id):
+                remove_want(work, client, task)
+        if not task.links:
+            recheck(work, task)
+    if rest is not None:
+        work.push(Todo.ABORT, graph_id, 0, rest)
+        return len(ids)
+    graph.status = GraphStatus.SEALED
+    graph.dirty = True
+    if graph.ended:
+        work.push(Todo.END, graph_id)
+    return len(ids)
+
+
+def end_some(work: Work, graph_id: int, items_max: int) -> int:
+    """Remove what is left of a graph without tasks. Returns the records removed."""
+    graph = work.graph(graph_id)
+    if graph is None or not graph.ended:
+        return 0
+    work.report_forgotten()
+    removed = 0
+    for table, start, stop in (
+        (Table.RUNS, U64_PAIR.pack(graph_id, 0), U64_PAIR.pack(graph_id + 1, 0)),
+        (Table.BLOBS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
+        (Table.GROUPS, GRAPH_PART.pack(graph_id, 0), GRAPH_PART.pack(graph_id + 1, 0)),
+    ):
+        keys: list[bytes] = []
+        for key, _ in work.txn.scan(table, start, stop):
+            if removed == items_max:
+                work.push(Todo.END, graph_id)
+                return _delete(work, table, keys, removed)
+            keys.append(key)
+            removed += 1
+        _delete(work, table, keys, removed)
+    work.drop_groups(graph_id)
+    # An aborted one has lost its name already; taking it out again does no harm.
+    remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph_id)
+    work.remove_graph(graph)
+    return removed
+
+
+def _delete(work: Work, table: Table, keys: Sequence[bytes], removed: int) -> int:
+    for key in keys:
+        work.txn.delete(table, key)
+    return removed

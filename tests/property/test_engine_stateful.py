@@ -1,0 +1,460 @@
+"""The engine against an independent model, on both stores, with crashes and reopenings between any two steps; and with background work
+cut into the smallest steps, where only the rules are checked.
+
+A failure prints the steps; `@reproduce_failure` of Hypothesis repeats it.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from unittest import mock
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from taskdb import commands as c
+from taskdb.engine import engine as engine_module
+from taskdb.engine.engine import Engine
+from taskdb.engine.invariants import Snapshot, violations
+from taskdb.model import Level, TaskFlag, TaskState
+from taskdb.store.lmdb_store import LmdbStore
+from taskdb.store.memory_store import MemoryStore
+from taskdb.store.schema import Table
+from tests.support.engine_model import Model
+
+KEYS = [bytes((letter,)) for letter in b"abcdefghijklmn"]
+CLIENTS = ["alice", "bob", "carol"]
+GRAPHS = ["g1", "g2", "g3"]
+
+keys = st.sampled_from(KEYS)
+clients = st.sampled_from(CLIENTS)
+graphs = st.sampled_from(GRAPHS)
+ids = st.integers(1, 40)
+levels = st.sampled_from(list(Level))
+
+
+@st.composite
+def new_rows(draw: st.DrawFn) -> list[tuple[bytes, int, list[int], float]]:
+    """A submission: key, flags, dependencies, order."""
+    rows = []
+    for index in range(draw(st.integers(1, 7))):
+        kind = draw(st.sampled_from(["plain"] * 6 + ["external", "data", "held"]))
+        flags = int(TaskFlag.WANTED) if draw(st.integers(0, 3)) == 0 else 0
+        flags |= {"plain": 0, "external": int(TaskFlag.EXTERNAL), "data": int(TaskFlag.DATA | TaskFlag.HELD), "held": int(TaskFlag.HELD)}[
+            kind
+        ]
+        deps = []
+        if index and kind in ("plain", "held"):
+            deps = draw(st.lists(st.integers(0, index - 1), max_size=3))
+        rows.append((draw(keys), flags, deps, float(draw(st.integers(-2, 2)))))
+    return rows
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Subclasses say which store, and how much background work a step does."""
+
+    step_items = 500
+    compare = True
+
+    def open_store(self) -> MemoryStore | LmdbStore:
+        return MemoryStore(sync=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._patches = [
+            mock.patch.object(engine_module, "STEP_ITEMS", self.step_items),
+            mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
+        ]
+        for patch in self._patches:
+            patch.start()
+        self.engine = Engine()
+        self.store: MemoryStore | LmdbStore = self.open_store()
+        self.model = Model()
+        self.seq = 0
+        self.epoch = 0
+        #: Rest of each open submission, still to be sent.
+        self.rest: dict[str, list[tuple[bytes, int, list[int], int, float]]] = {}
+        self.sent: dict[str, int] = {}
+        self.open: set[str] = set()
+
+    def teardown(self) -> None:
+        self.store.close()
+        for patch in self._patches:
+            patch.stop()
+
+    # ----------------------------------------------------------------------------------------------------------- doing
+
+    def do(self, *commands: c.Command) -> c.Result:
+        txn = self.store.write()
+        self.seq += 1
+        result, refused = self.engine.apply(txn, self.epoch, self.seq, commands)
+        assert not refused, refused
+        if self.compare:
+            more_result, more = self.engine.step(txn, 1)
+            assert not more
+            assert not more_result
+        again, _ = self.engine.apply(txn, self.epoch, self.seq, commands)
+        assert not again, "a repeated seq changes nothing"
+        txn.commit()
+        self.judge(result)
+        return result
+
+    def judge(self, result: c.Result) -> None:
+        said = self.model.settle()
+        if not self.compare:
+            return
+        assert sorted(result.release) == sorted(said.release)
+        assert sorted((erred.client, erred.key) for erred in result.erred) == sorted(said.erred)
+        assert sorted(cancelled.key for cancelled in result.cancelled) == sorted(said.cancelled)
+        assert sum(group.count for group in result.forgotten) == said.forgotten
+
+    @initialize()
+    def first_epoch(self) -> None:
+        self.new_epoch()
+
+    @rule()
+    def new_epoch(self) -> None:
+        txn = self.store.write()
+        self.epoch = self.engine.begin_epoch(txn, "scheduler")
+        assert self.engine.lease(txn, 10, 10) == [] or not self.model.tasks
+        if self.compare:
+            while self.engine.step(txn, 3)[1]:
+                pass
+        txn.commit()
+        self.seq = 0
+        last_id = self.model.last_id
+        self.model = Model()
+        self.model.last_id = last_id
+        self.rest, self.sent, self.open = {}, {}, set()
+
+    @rule(graph=graphs, client=clients, rows=new_rows(), generation=st.integers(0, 2), first=st.integers(0, 7), seal=st.booleans())
+    def submit(
+        self, graph: str, client: str, rows: list[tuple[bytes, int, list[int], float]], generation: int, first: int, seal: bool
+    ) -> None:
+        if graph in self.open or self.graph_exists(graph):
+            return
+        declared = [len({i for i, row in enumerate(rows) if index in row[2]}) for index in range(len(rows))]
+        self.rest[graph] = [(key, flags, deps, declared[i], order) for i, (key, flags, deps, order) in enumerate(rows)]
+        self.sent[graph] = 0
+        self.open.add(graph)
+        # A sealed one whose tasks are all forgotten is no more: its name begins anew.
+        self.model.graphs.pop(graph, None)
+        self.model.begin(graph, client, float(generation))
+        begin = c.BeginGraph(graph, client, float(generation), 0.0)
+        commands: list[c.Command] = [begin, begin, self.take(graph, first)]
+        if seal and not self.rest[graph]:
+            self.open.discard(graph)
+            self.model.seal(graph)
+            commands.append(c.SealGraph(graph))
+        self.send_adds(commands)
+
+    def graph_exists(self, graph: str) -> bool:
+        with self.store.read() as txn:
+            return any(record.submission == graph for record in Snapshot(txn).graphs.values())
+
+    def take(self, graph: str, count: int) -> c.AddTasks:
+        rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
+        at = self.sent[graph]
+        self.sent[graph] += len(rows)
+        self.model.add(graph, rows)
+        return c.AddTasks(
+            graph,
+            at,
+            [row[0] for row in rows],
+            [b"spec"] * len(rows),
+            [row[1] for row in rows],
+            [len(row[2]) for row in rows],
+            [dep for row in rows for dep in row[2]],
+            [row[3] for row in rows],
+            [row[4] for row in rows],
+            new_groups=["group"] if at == 0 else [],
+        )
+
+    def send_adds(self, commands: list[c.Command]) -> None:
+        expected = [
+            (command.submission, command.first_index, [self.id_of(command, i) for i in range(len(command.keys))])
+            for command in commands
+            if isinstance(command, c.AddTasks)
+        ]
+        result = self.do(*commands)
+        if self.compare:
+            assert [(added.submission, added.first_index, added.ids) for added in result.added] == expected
+
+    def id_of(self, command: c.AddTasks, i: int) -> int:
+        key = self.model.graphs[command.submission].keys[command.first_index + i]
+        return 0 if key is None else self.model.tasks[key].id
+
+    @precondition(lambda self: any(self.rest.get(graph) for graph in self.open))
+    @rule(count=st.integers(1, 4), data=st.data())
+    def add_more(self, count: int, data: st.DataObject) -> None:
+        graph = data.draw(st.sampled_from(sorted(graph for graph in self.open if self.rest[graph])))
+        self.send_adds([self.take(graph, count)])
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), abort=st.booleans())
+    def end(self, data: st.DataObject, abort: bool) -> None:
+        """Seal an open submission, also an incomplete one, or abort it."""
+        graph = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.discard(graph)
+        if abort:
+            self.model.abort(graph)
+            self.do(c.AbortGraph(graph))
+        else:
+            self.model.seal(graph)
+            self.do(c.SealGraph(graph))
+
+    @rule(graph=graphs)
+    def abort_sealed(self, graph: str) -> None:
+        if graph not in self.open:
+            if self.graph_exists(graph):
+                self.model.abort(graph)
+            self.do(c.AbortGraph(graph))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def refused(self, data: st.DataObject) -> None:
+        """A run that cannot be: nothing of it stands, and the submission is aborted."""
+        graph = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.discard(graph)
+        at = self.sent[graph]
+        wrong = data.draw(
+            st.sampled_from(
+                [
+                    c.AddTasks(graph, at + 1, [b"new"]),
+                    c.AddTasks(graph, at, [b"new", b""]),
+                    c.AddTasks(graph, at, [b"new"], dep_counts=[1], deps=[at]),
+                    c.AddTasks(graph, at, [b"new", b"newer"], dep_counts=[1, 0], deps=[at + 1]),
+                    c.AddTasks(graph, at, [b"new", b"newer"], flags=[0]),
+                    c.AddTasks(graph, at, [b"new"], flags=[int(TaskFlag.DATA)]),
+                ]
+            )
+        )
+        self.model.abort(graph)
+        self.seq += 1
+        txn = self.store.write()
+        result, refused = self.engine.apply(txn, self.epoch, self.seq, [wrong, c.SealGraph(graph)])
+        txn.commit()
+        assert [(position, name, kind) for position, name, kind, _ in refused] == [
+            (0, graph, "invalid_request"),
+            (1, graph, "invalid_request"),
+        ]
+        self.judge(result)
+
+    @rule(client=clients, some=st.lists(keys, max_size=3))
+    def want(self, client: str, some: list[bytes]) -> None:
+        states = []
+        for key in some:
+            task = self.model.tasks.get(key)
+            states.append((key, task.id if task else 0))
+            self.model.want(client, key)
+        result = self.do(c.Want(client, some))
+        if self.compare:
+            assert [(state.key, state.id) for state in result.wants] == states
+
+    @rule(client=clients, some=st.lists(keys, max_size=3))
+    def unwant(self, client: str, some: list[bytes]) -> None:
+        for key in some:
+            self.model.unwant(client, key)
+        self.do(c.Unwant(client, some))
+
+    @rule(client=clients)
+    def drop(self, client: str) -> None:
+        self.model.drop(client)
+        self.do(c.DropClient(client))
+
+    @rule(client=clients, some=st.lists(keys, min_size=1, max_size=2), force=st.booleans())
+    def cancel(self, client: str, some: list[bytes], force: bool) -> None:
+        for key in some:
+            self.model.cancel(client, key, force)
+        self.do(c.Cancel(client, some, force))
+
+    @rule(some=st.lists(keys, min_size=1, max_size=2))
+    def retry(self, some: list[bytes]) -> None:
+        for key in some:
+            self.model.retry(key)
+        self.do(c.Retry(some))
+
+    def known_ids(self) -> list[int]:
+        return sorted(task.id for task in self.model.tasks.values()) or [1]
+
+    @rule(data=st.data(), some=st.lists(levels, min_size=1, max_size=4))
+    def report(self, data: st.DataObject, some: list[Level]) -> None:
+        reported = [data.draw(st.sampled_from(self.known_ids()) | ids) for _ in some]
+        for task_id, level in zip(reported, some):
+            self.model.report(task_id, level)
+        self.do(c.Report(reported, some, [8] * len(some)))
+
+    @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
+    def report_leased(self, data: st.DataObject, level: Level) -> None:
+        """What schedulers mostly do."""
+        leased = sorted(task.id for task in self.model.tasks.values() if task.state == "leased")
+        reported = data.draw(st.lists(st.sampled_from(leased), max_size=4, unique=True)) if leased else []
+        for task_id in reported:
+            self.model.report(task_id, level)
+        self.do(c.Report(reported, [level] * len(reported)))
+
+    @rule(data=st.data(), cause=ids)
+    def fail(self, data: st.DataObject, cause: int) -> None:
+        failed = data.draw(st.sampled_from(self.known_ids()))
+        self.model.report(failed, Level.ERRED)
+        blamed = data.draw(st.sampled_from(self.known_ids()))
+        self.model.report(blamed, Level.ERRED)
+        self.do(c.Fail(failed, b"payload", "text"), c.Blame(blamed, cause))
+
+    @rule(ready=st.integers(0, 4), total=st.integers(0, 6))
+    def lease(self, ready: int, total: int) -> None:
+        txn = self.store.write()
+        leases = self.engine.lease(txn, ready, total)
+        txn.commit()
+        if self.compare:
+            assert [lease.id for lease in leases] == self.model.lease(ready, total)
+            for lease in leases:
+                assert [self.model.by_id(dep).key for dep in lease.deps] == self.model.tasks[lease.key].deps  # type: ignore[union-attr]
+
+    @rule(data=st.data())
+    def resync(self, data: st.DataObject) -> None:
+        held = data.draw(st.lists(st.sampled_from(self.known_ids()) | ids, max_size=5, unique=True))
+        release, leases = self.model.resync(held)
+        txn = self.store.write()
+        result = self.engine.resync(txn, self.epoch, held)
+        txn.commit()
+        if self.compare:
+            assert result.release[: len(release)] == release
+            assert sorted(lease.id for lease in result.leases) == sorted(leases)
+        result.release = result.release[len(release) :]
+        self.judge(result)
+
+    # ----------------------------------------------------------------------------------------------------------- judging
+
+    @invariant()
+    def rules_hold(self) -> None:
+        with self.store.read() as txn:
+            assert list(violations(txn)) == []
+
+    @invariant()
+    def equals_model(self) -> None:
+        if not self.compare:
+            return
+        with self.store.read() as txn:
+            snap = Snapshot(txn)
+            names = {int.from_bytes(key): name for key, name in txn.scan(Table.NAMES)}
+        assert {names[task.id]: (task.id, TaskState(task.state).name) for task in snap.tasks.values()} == {
+            key: (task.id, self.model.state_name(task)) for key, task in self.model.tasks.items()
+        }
+        assert {names[task.id]: (task.wants, task.expected) for task in snap.tasks.values()} == {
+            key: (len(task.wants), task.expected) for key, task in self.model.tasks.items()
+        }
+
+
+class MemoryMachine(EngineMachine):
+    """A crash takes everything back to the last sync."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._synced = self.saved()
+
+    def saved(self) -> tuple[object, ...]:
+        return copy.deepcopy((self.model, self.seq, self.epoch, self.rest, self.sent, self.open))
+
+    @rule()
+    def sync(self) -> None:
+        assert isinstance(self.store, MemoryStore)
+        self.store.sync()
+        self._synced = self.saved()
+
+    @precondition(lambda self: self._synced[2])
+    @rule()
+    def crash(self) -> None:
+        assert isinstance(self.store, MemoryStore)
+        self.store.crash()
+        self.model, self.seq, self.epoch, self.rest, self.sent, self.open = copy.deepcopy(self._synced)  # type: ignore[assignment]
+
+
+class LmdbMachine(EngineMachine):
+    def open_store(self) -> LmdbStore:
+        if not hasattr(self, "folder"):
+            self.folder = tempfile.mkdtemp(prefix="taskdb-test-")
+        return LmdbStore(self.folder, sync=False)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = self.open_store()
+
+    @rule(key=keys)
+    def aborted_transaction(self, key: bytes) -> None:
+        txn = self.store.write()
+        self.engine.apply(txn, self.epoch, self.seq + 1, [c.Cancel("alice", [key], True), c.DropClient("bob")])
+        txn.abort()
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SmallStepsMachine(MemoryMachine):
+    """Background work one item at a time: the model cannot say what happens in between, but the rules must hold throughout."""
+
+    step_items = 1
+    compare = False
+
+    @rule(items=st.integers(1, 3))
+    def step(self, items: int) -> None:
+        txn = self.store.write()
+        self.engine.step(txn, items)
+        txn.commit()
+
+    def take(self, graph: str, count: int) -> c.AddTasks:
+        # The model is not kept up: it would have to know which tasks are still there.
+        rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
+        at = self.sent[graph]
+        self.sent[graph] += len(rows)
+        return c.AddTasks(
+            graph,
+            at,
+            [row[0] for row in rows],
+            (),
+            [row[1] for row in rows],
+            [len(row[2]) for row in rows],
+            [dep for row in rows for dep in row[2]],
+            [row[3] for row in rows],
+            [row[4] for row in rows],
+        )
+
+    def send_adds(self, commands: list[c.Command]) -> None:
+        self.do(*commands)
+
+    def known_ids(self) -> list[int]:
+        with self.store.read() as txn:
+            return [int.from_bytes(key) for key, _ in txn.scan(Table.TASKS)] or [1]
+
+    @rule()
+    def drain(self) -> None:
+        txn = self.store.write()
+        for _ in range(10_000):
+            if not self.engine.step(txn, 1)[1]:
+                break
+        else:
+            raise AssertionError("background work does not come to an end")
+        txn.commit()
+
+
+def _settings(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
+
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = _settings(60, 40)
+TestLmdb = LmdbMachine.TestCase
+TestLmdb.settings = _settings(12, 30)
+TestSmallSteps = SmallStepsMachine.TestCase
+TestSmallSteps.settings = _settings(40, 40)

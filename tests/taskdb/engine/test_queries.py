@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from taskdb import commands as c
+from taskdb.engine import queries
+from taskdb.errors import InvalidRequest
+from taskdb.model import Level, TaskFlag
+from tests.support.engine_world import World
+
+KEYS = [msgpack.packb(key) for key in ("load-1", ("sum-2", 0, 1), "mean-3")]
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.do(
+        c.BeginGraph("g", "alice", 1.0, 9.5, "label"),
+        c.AddTasks("g", 0, KEYS, [b"1", b"2", b"3"], [0, 0, int(TaskFlag.WANTED)], [0, 1, 2], [0, 0, 1], [2, 1, 0], new_groups=["group"]),
+        c.SealGraph("g"),
+    )
+    return world
+
+
+def test_status(world: World) -> None:
+    with world.store.read() as txn:
+        status = queries.status(txn)
+    assert (status.epoch, status.tasks, status.todo) == (1, 3, 0)
+    assert status.states == {"waiting": 2, "queued": 1}
+    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ({}, [1, 2, 3]),
+        ({"submission": "g"}, [1, 2, 3]),
+        ({"submission": "none"}, []),
+        ({"state": "waiting"}, [2, 3]),
+        ({"state": "processing"}, []),
+        ({"prefix": "sum"}, [2]),
+        ({"submission": "g", "state": "queued", "prefix": "load"}, [1]),
+    ],
+)
+def test_list_tasks(world: World, filters: dict[str, str], ids: list[int]) -> None:
+    with world.store.read() as txn:
+        for limit in (1, 2, 100):
+            found, cursor = [], b""
+            while True:
+                page = queries.list_tasks(txn, cursor=cursor, limit=limit, **filters)  # type: ignore[arg-type]
+                assert len(page.tasks) <= limit
+                found += [task.id for task in page.tasks]
+                cursor = page.cursor
+                if not cursor:
+                    break
+            assert found == ids
+
+
+def test_list_tasks_bounds_its_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "LIST_SCAN_MAX", 2)
+    with world.store.read() as txn:
+        page = queries.list_tasks(txn, prefix="mean")
+        assert page.tasks == []
+        assert [task.id for task in queries.list_tasks(txn, prefix="mean", cursor=page.cursor).tasks] == [3]
+
+
+def test_list_tasks_refuses_what_it_does_not_know(world: World) -> None:
+    with world.store.read() as txn:
+        with pytest.raises(InvalidRequest):
+            queries.list_tasks(txn, state="lost")
+        with pytest.raises(InvalidRequest):
+            queries.list_tasks(txn, cursor=b"x")
+
+
+def test_explain(world: World) -> None:
+    with world.store.read() as txn:
+        answer = queries.explain(txn, KEYS[2])
+        assert answer.task is not None
+        assert answer.task.state == "waiting"
+        assert [task.id for task in answer.waits_for] == [1, 2]
+        assert [task.id for task in answer.chain] == [2, 1]
+        assert answer.wanted_by == ["alice"]
+        assert "load-1 (queued)" in answer.reason
+        assert queries.explain(txn, KEYS[0]).reason.startswith("queued: its dependencies are in memory; 0 tasks")
+        assert queries.explain(txn, b"unknown").task is None
+
+
+def test_explain_says_what_failed(world: World) -> None:
+    world.do(c.Fail(1, b"payload", "ValueError: bad\nmore"))
+    with world.store.read() as txn:
+        answer = queries.explain(txn, KEYS[2])
+        stored = queries.get_tasks(txn, [KEYS[2], b"unknown"], with_spec=True)
+    assert answer.reason == "erred: load-1 failed: ValueError: bad"
+    assert answer.cause is not None
+    assert answer.cause.id == 1
+    assert stored[0] is not None
+    assert (stored[0].spec, stored[0].deps, stored[0].cause, stored[0].payload) == (b"3", KEYS[:2], KEYS[0], b"payload")
+    assert stored[1] is None
+
+
+def test_every_state_has_a_reason(world: World) -> None:
+    world.do(c.Report([1], [Level.HELD]))
+    reasons = []
+    for level in (None, Level.MEMORY):
+        if level:
+            world.do(c.Report([1], [level]))
+        with world.store.read() as txn:
+            reasons.append(queries.explain(txn, KEYS[0]).reason)
+    assert [reason.split(":")[0] for reason in reasons] == ["processing", "memory"]
+
+
+def test_key_text() -> None:
+    assert queries.key_text(msgpack.packb(("x", 1))) == "('x', 1)"
+    assert queries.key_text(msgpack.packb("x")) == "x"
+    assert queries.key_text(b"\xc1") == "b'\\xc1'"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from taskdb.errors import FormatMismatch, InvariantBroken, StoreCorrupt, StoreError, StoreFull, StoreLocked
+from taskdb.store.lmdb_store import LmdbStore, _store_error
+from taskdb.store.schema import FORMAT_VERSION, U64, Meta, Table, meta_key
+from tests.support.store_laws import StoreLaws, T, everything, put
+
+
+class TestLaws(StoreLaws):
+    def make(self, where: Any, **options: Any) -> LmdbStore:
+        return LmdbStore(where, sync=False, **options)
+
+
+def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    put(store, a=b"1")
+    with store.read() as txn:
+        uuid = txn.get(Table.META, meta_key(Meta.STORE_UUID))
+    store.write().put(T, b"b", b"2")
+    store.close()
+    store = LmdbStore(tmp_path)
+    assert everything(store) == [(b"a", b"1")]
+    with store.read() as txn:
+        assert txn.get(Table.META, meta_key(Meta.STORE_UUID)) == uuid
+    store.close()
+
+
+def test_a_second_daemon_is_told_who_has_the_store(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    with pytest.raises(StoreLocked) as caught:
+        LmdbStore(tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path) in message
+    assert str(os.getpid()) in message
+    assert "\n" not in message
+    put(store, a=b"1")
+    store.close()
+    LmdbStore(tmp_path).close()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = f"import os; from taskdb.store.lmdb_store import LmdbStore; s = LmdbStore({str(tmp_path)!r}); os._exit(9)"
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False).returncode == 9
+    LmdbStore(tmp_path).close()
+
+
+@pytest.mark.parametrize(("version", "words"), [(FORMAT_VERSION + 1, "newer"), (FORMAT_VERSION - 1, "wrote it")])
+def test_another_format_is_refused_and_left_alone(tmp_path: Path, version: int, words: str) -> None:
+    store = LmdbStore(tmp_path)
+    txn = store.write()
+    txn.put(Table.META, meta_key(Meta.FORMAT_VERSION), U64.pack(version))
+    txn.commit()
+    store.close()
+    for _ in range(2):
+        with pytest.raises(FormatMismatch, match=words) as caught:
+            LmdbStore(tmp_path)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"not a database " * 1000)
+    with pytest.raises(StoreCorrupt, match="damaged"):
+        LmdbStore(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        LmdbStore(tmp_path / "file")
+
+
+def test_a_full_disk_is_store_full(tmp_path: Path) -> None:
+    error = _store_error(lmdb.Error("mdb_txn_commit: No space left on device"), tmp_path)
+    assert type(error) is StoreFull
+    assert error.retryable
+    assert type(_store_error(lmdb.Error("mdb_txn_commit: Input/output error"), tmp_path)) is StoreError
+
+
+def test_a_write_transaction_stays_on_its_thread(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    txn = store.write()
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            txn.commit()
+        except InvariantBroken as exc:
+            caught.append(exc)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
+    txn.abort()
+    store.close()
+
+
+def test_the_huge_map_costs_no_disk(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    assert store.size_bytes() < 1 << 20
+    store.close()

@@ -26,9 +26,10 @@ class SetupFailed(BaseException):
 @click.option("--taskdb-data", default=None, type=click.Path(file_okay=False), help="Folder of the child daemon's store.")
 async def dask_setup(scheduler: Any, taskdb_url: str | None, taskdb_window: int | None, taskdb_data: str | None) -> None:
     """Keep the scheduler's task state in taskdb."""
-    from scheduler_adapter.adapter import Adapter
-
     try:
+        # Inside: an error here must not be one that Dask logs and passes over.
+        from scheduler_adapter.adapter import Adapter
+
         adapter = Adapter(scheduler, AdapterConfig.load(url=taskdb_url, window=taskdb_window, data=taskdb_data))
         await adapter.start()
     except Exception as e:

@@ -62,10 +62,10 @@ class Adapter:
 
     def _take_over(self) -> None:
         scheduler = self.scheduler
-        submitter = Submitter(scheduler, self.config, self.pager, self.ingest)
+        self.submitter = submitter = Submitter(scheduler, self.config, self.pager, self.ingest)
         self.clients = Clients(scheduler, self.pager, submitter, self.undo)
         self.lookups = Lookups(scheduler, self.pager, self.undo)
-        internals.suppress_cancelled(scheduler, self.undo, self.pager.runs_again)
+        internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)
         scheduler.taskdb = self  # type: ignore[attr-defined]
@@ -75,7 +75,8 @@ class Adapter:
             logger.warning("taskdb: the daemon is gone (%s); what is resident runs on, the rest waits until it is back", detail)
         elif state == "live":
             logger.warning("taskdb: the daemon is back")
-            self.pager.schedule(urgent=True)
+            self.pager.link_restored()
+            self.submitter.link_restored()
         else:
             # Fenced, or refused for good: a scheduler without its database must not run on.
             logger.critical("taskdb: %s; this scheduler stops", detail)

@@ -18,7 +18,8 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.inbox import Inbox, Message
 from scheduler_adapter.keys import pack_key, unpack_key
-from scheduler_adapter.pager import FIRE_AND_FORGET, Pager, Submission
+from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.residency import Submission
 from scheduler_adapter.submissions import Submitter
 from scheduler_adapter.window import Resident
 from taskdb.commands import (
@@ -170,7 +171,7 @@ class Clients:
     def _cancelled(self, cancelled: list[Cancelled]) -> None:
         """The database has ended these wants; do so here, and tell."""
         keys = [unpack_key(c.key) for c in cancelled]
-        holder = self.pager.holder
+        holder = self.pager.residency.holder
         by_client: dict[Any, list[Any]] = {}
         for key in keys:
             ts = self.scheduler.tasks.get(key)
@@ -223,7 +224,7 @@ class Clients:
     def _register_data(self, keys: list[Any], client: str | None) -> None:
         name = f"data-{uuid.uuid4().hex}"
         submission = Submission(name, client or "", followed=True)
-        self.pager.submissions[name] = submission
+        self.pager.residency.submissions[name] = submission
         residents = []
         for key in keys:
             resident = Resident(key, 0, self.scheduler.tasks[key], paged=False, told=Level.HELD, submission=name)
@@ -270,7 +271,7 @@ class Clients:
         pager = self.pager
         names = [c for c in self.scheduler.clients if c != FIRE_AND_FORGET]
         pager.send(*[DropClient(name) for name in (*names, FIRE_AND_FORGET)])
-        internals.forget_held(self.scheduler, pager.holder, [r for r in pager.window.by_key.values() if r.task is not None])
+        internals.forget_held(self.scheduler, pager.residency.holder, [r for r in pager.window.by_key.values() if r.task is not None])
         await self._stock["restart"](**kwargs)
         await pager.answered()
 

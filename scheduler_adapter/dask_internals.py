@@ -402,8 +402,9 @@ def runnable_here(scheduler: Scheduler) -> int:
     return sum(len(ws.processing) for ws in scheduler.workers.values()) + len(scheduler.queued) + len(scheduler.unrunnable)
 
 
-def stock_handler(scheduler: Scheduler, op: str) -> Any:
-    return scheduler.stream_handlers[op]
+def slots_open(scheduler: Scheduler) -> bool:
+    """Whether some worker could take another root task now."""
+    return bool(scheduler.idle_task_count)
 
 
 def to_pickle(obj: Any) -> ToPickle[Any]:

@@ -141,7 +141,7 @@ async def paged_progress(progress: Any, pager: Pager, group_of: Callable[[str], 
         await asyncio.sleep(PROGRESS_SECONDS)
     names: dict[str, None] = {}
     for task in stored.values():
-        submission = pager.submissions.get(task.info.submission)
+        submission = pager.residency.submissions.get(task.info.submission)
         if submission is not None:
             names.update(dict.fromkeys(submission.groups))
         names[task.info.group] = None

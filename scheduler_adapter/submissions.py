@@ -12,7 +12,7 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -27,11 +27,12 @@ from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.keys import pack_key, unpack_key
-from scheduler_adapter.pager import Pager, Submission
+from scheduler_adapter.pager import Pager
+from scheduler_adapter.residency import Submission
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
-from taskdb.commands import AbortGraph, Added, BeginGraph, SealGraph, Unwant
-from taskdb.errors import TaskDBError
+from taskdb.commands import AbortGraph, Added, AddTasks, BeginGraph, SealGraph, Unwant
+from taskdb.errors import TaskDBError, Unavailable
 from taskdb.model import Level
 
 logger = logging.getLogger("taskdb.adapter")
@@ -51,7 +52,10 @@ class Arriving:
     submission: Submission
     groups: list[str]
     residents: list[Resident | None]
+    #: Keys the client wants of the whole graph.
     keys: set[Any]
+    #: Packed keys of the run.
+    packed: Sequence[bytes]
 
 
 class Submitter:
@@ -61,6 +65,8 @@ class Submitter:
         self.pager = pager
         self.ingest = ingest
         self._arriving: dict[tuple[str, int], Arriving] = {}
+        #: Answered, but not known to be on disk.
+        self._answered: dict[tuple[str, int], Arriving] = {}
         pager.on_added = self._added
         pager.on_refused = self._refused
 
@@ -146,8 +152,8 @@ class Submitter:
         if must_follow:
             await self._residents_ready(graph, details.name)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
-            return self._follow(graph, details)
-        return self._page(graph, details)
+            return await self._follow(graph, details)
+        return await self._page(graph, details)
 
     def _touches_disk(self, graph: Graph) -> bool:
         by_key = self.pager.window.by_key
@@ -184,7 +190,7 @@ class Submitter:
         finally:
             self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
 
-    def _follow(self, graph: Graph, details: _Details) -> int | None:
+    async def _follow(self, graph: Graph, details: _Details) -> int | None:
         scheduler = self.scheduler
         if internals.lost_dependencies(scheduler, graph.dsk, details.keys):
             self._lost(details)
@@ -221,72 +227,102 @@ class Submitter:
                         generation = float(ts.priority[1])
             residents[key] = resident
             window.changed[resident] = None
-        self.pager.most_resident = max(self.pager.most_resident, len(scheduler.tasks))
-        self._send(graph, details, submission, generation, residents)
+        self.pager.residency.most_resident = max(self.pager.residency.most_resident, len(scheduler.tasks))
+        await self._send(graph, details, submission, generation, residents)
         return len(graph.dsk)
 
-    def _page(self, graph: Graph, details: _Details) -> int:
+    async def _page(self, graph: Graph, details: _Details) -> int:
         scheduler = self.scheduler
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
-        self._hold_shared((*graph.external, *graph.dsk))
+        self.pager.residency.shared((*graph.external, *graph.dsk))
         self.want_resident(details.keys, details.client)
         self._tell_plugins(details, list(graph.dsk))
-        self._send(graph, details, submission, generation, {})
-        self.pager.ledger.link(graph.group_deps)
+        await self._send(graph, details, submission, generation, {})
+        self.pager.residency.ledger.link(graph.group_deps)
         return len(graph.dsk)
 
-    def _send(
+    async def _send(
         self, graph: Graph, details: _Details, submission: Submission, generation: float, residents: dict[Any, Resident]
     ) -> None:
-        """Begin, runs and seal in one batch."""
-        commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id)]
+        """Begin, runs and seal. Others have the loop between runs."""
+        pager = self.pager
         keys = [*graph.external, *graph.dsk]
         names: list[str] = []
-        self.pager.submissions[details.name] = submission
+        pager.residency.submissions[details.name] = submission
+        commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id)]
         try:
             for run in runs(graph, details.name, held=submission.followed):
                 names.extend(run.new_groups)
                 submission.groups.update(run.new_groups)
                 these = keys[run.first_index : run.first_index + len(run.keys)]
-                self._arriving[details.name, run.first_index] = Arriving(
-                    submission,
-                    [] if submission.followed else [names[g] for g in run.groups],
-                    [residents.get(k) for k in these],
-                    details.keys,
-                )
+                groups = [] if submission.followed else [names[g] for g in run.groups]
+                self.expect(submission, run, [residents.get(k) for k in these], details.keys, groups)
                 commands.append(run)
+                if run.first_index + len(run.keys) < len(keys):
+                    pager.send(*commands)
+                    commands = []
+                    await asyncio.sleep(0)
         except Exception:
-            self.pager.submissions.pop(details.name, None)
-            self._forget_arriving(details.name)
+            self._abort(details.name)
             raise
-        commands.append(SealGraph(details.name))
-        self.pager.send(*commands, urgent=not submission.followed)
+        submission.sealed = True
+        pager.send(*commands, SealGraph(details.name), urgent=not submission.followed)
 
-    def expect(self, submission: Submission, run: Any, residents: list[Any], keys: set[Any]) -> None:
-        """Ids for these residents will come with the answer to `run`."""
-        self._arriving[submission.name, run.first_index] = Arriving(submission, [], residents, keys)
+    def expect(
+        self, submission: Submission, run: AddTasks, residents: list[Resident | None], keys: set[Any], groups: list[str] | None = None
+    ) -> None:
+        """Ids will come with the answer to `run`: for these residents, and to be counted in these groups."""
+        submission.runs_under_way += 1
+        self._arriving[submission.name, run.first_index] = Arriving(submission, groups or [], residents, keys, run.keys)
 
     def _added(self, added: Added) -> None:
-        arriving = self._arriving.pop((added.submission, added.first_index), None)
+        at = (added.submission, added.first_index)
+        arriving = self._arriving.pop(at, None)
         if arriving is None:
+            # Said again, after the daemon died: only the ids can be others.
+            if (arriving := self._answered.get(at)) is not None:
+                self._identify(arriving, added)
             return
+        assert self.pager.session is not None
+        if self.pager.session.unacked <= 1:
+            self._answered.clear()
+        self._answered[at] = arriving
         submission = arriving.submission
         known = set(added.known)
         submission.remaining += len(added.ids) - len(known)
-        submission.arriving = False
-        window = self.pager.window
-        for id, resident in zip(added.ids, arriving.residents, strict=True):
-            if resident is not None and not resident.id and id:
-                window.identify(resident, id)
-                window.changed[resident] = None
+        submission.runs_under_way -= 1
+        self._identify(arriving, added)
         if arriving.groups:
             counts = Counter(name for i, name in enumerate(arriving.groups) if i not in known)
             for name, count in counts.items():
-                self.pager.ledger.announce(name, count, submission.computation)
+                self.pager.residency.ledger.announce(name, count, submission.computation)
         if added.missing:
             self._abort(submission.name)
             self._lost_keys(submission.client, arriving.keys)
+        self.pager.residency.maybe_end(submission)
+
+    def _identify(self, arriving: Arriving, added: Added) -> None:
+        window = self.pager.window
+        for id, resident in zip(added.ids, arriving.residents, strict=True):
+            if resident is not None and id and resident.id != id:
+                window.identify(resident, id)
+                window.changed[resident] = None
+
+    def link_restored(self) -> None:
+        """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
+        if self._arriving:
+            asyncio.ensure_future(self._ask_for_lost(list(self._arriving)))
+
+    async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
+        await self.pager.durable()
+        session = self.pager.session
+        for at in runs:
+            arriving = self._arriving.get(at)
+            if arriving is None or session is None:
+                continue
+            found = await session.get_tasks(arriving.packed)
+            self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
 
     def _refused(self, refused: Any) -> None:
         """The daemon refused a command. A graph it belonged to has been aborted there: its client is told why."""
@@ -298,7 +334,7 @@ class Submitter:
                 keys |= arriving.keys
                 client = arriving.submission.client
         logger.error("the daemon refused a command: %s", text)
-        submission = self.pager.submissions.pop(name_refused, None)
+        submission = self.pager.residency.submissions.pop(name_refused, None)
         if submission is None:
             return
         residents = [r for (name, _), a in self._arriving.items() if name == name_refused for r in a.residents if r is not None]
@@ -324,7 +360,7 @@ class Submitter:
         assert pager.session is not None
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
-        pager.submissions[details.name] = submission
+        pager.residency.submissions[details.name] = submission
         await pager.answered()
         job = {
             "submission": details.name,
@@ -340,61 +376,77 @@ class Submitter:
                 {"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}
             ),
         }
-        tasks = 0
+        outcome: int | None = None
         done = False
         try:
-            async with contextlib.aclosing(self.ingest.run(job, expr_ser.frames)) as messages:
-                async for message in messages:
-                    op = message["op"]
-                    if op == "graph":
-                        tasks = message["tasks"]
-                        self._hold_shared(message["external"])
-                        self.want_resident(details.keys, details.client)
-                        self._tell_plugins(details, list(details.keys))
-                    elif op == "run":
-                        for name, count in message["groups"].items():
-                            submission.groups.add(name)
-                            pager.ledger.announce(name, count, submission.computation)
-                        submission.remaining += sum(message["groups"].values())
-                        pager.ledger.link(message["group_deps"])
-                        pager.schedule()
-                    elif op == "known":
-                        self._known(submission, message)
-                    elif op == "missing":
-                        self._lost(details)
-                        return None
-                    elif op == "error":
-                        raise message["exception"]
+            while True:
+                announced: Counter[str] = Counter()
+                try:
+                    outcome = await self._stream(job, expr_ser.frames, details, submission, announced)
+                    break
+                except Unavailable as e:
+                    # The daemon died under it; the graph is whole here, so it can come again. Begun anew under its name.
+                    for name, count in announced.items():
+                        pager.residency.ledger.retract(name, count)
+                    submission.remaining = 0
+                    logger.warning("graph %s waits for the daemon (%s)", details.name, e)
+                    while pager.session is None or not pager.session.connected:
+                        await asyncio.sleep(0.1)
             done = True
         finally:
-            submission.arriving = False
-            if not done:
+            submission.sealed = True
+            if not done or outcome is None:
                 self._abort(details.name)
+        if outcome is None:
+            self._lost(details)
+            return None
         self.want_resident(details.keys, details.client)
         pager.schedule(urgent=True)
-        pager.maybe_end(submission)
+        pager.residency.maybe_end(submission)
+        return outcome
+
+    async def _stream(
+        self, job: dict[str, Any], frames: Any, details: _Details, submission: Submission, announced: Counter[str]
+    ) -> int | None:
+        """One attempt. Number of tasks, or None if inputs are missing. Raises what the ingest process raised."""
+        residency = self.pager.residency
+        tasks = 0
+        async with contextlib.aclosing(self.ingest.run(job, frames)) as messages:
+            async for message in messages:
+                op = message["op"]
+                if op == "graph":
+                    tasks = message["tasks"]
+                    residency.shared(message["external"])
+                    self.want_resident(details.keys, details.client)
+                    self._tell_plugins(details, list(details.keys))
+                elif op == "run":
+                    for name, count in message["groups"].items():
+                        submission.groups.add(name)
+                        residency.ledger.announce(name, count, submission.computation)
+                    announced.update(message["groups"])
+                    submission.remaining += sum(message["groups"].values())
+                    residency.ledger.link(message["group_deps"])
+                elif op == "known":
+                    self._known(submission, message)
+                    announced.subtract(message["groups"])
+                elif op == "missing":
+                    return None
+                elif op == "error":
+                    raise message["exception"]
         return tasks
 
     def _known(self, submission: Submission, message: dict[str, Any]) -> None:
         """Tasks of the graph the database knew before: they are not new on disk, and what is resident of them is needed there."""
         for name, count in message["groups"].items():
-            self.pager.ledger.retract(name, count)
+            self.pager.residency.ledger.retract(name, count)
             submission.remaining -= count
-        self._hold_shared(message["keys"])
+        self.pager.residency.shared(message["keys"])
 
     # ---------------------------------------------------------------------------------------------------------- common
 
     def _submission(self, details: _Details) -> Submission:
         computation = internals.computation_for(self.scheduler, details.code, details.annotations)
         return Submission(details.name, details.client, details.span_metadata, details.code, computation)
-
-    def _hold_shared(self, keys: Iterable[Any]) -> None:
-        """What is resident and followed, and needed by tasks on disk, must not be released by stock."""
-        by_key = self.pager.window.by_key
-        for key in keys:
-            resident = by_key.get(key)
-            if resident is not None and not resident.paged and resident.task is not None:
-                internals.hold(resident.task, self.pager.holder)
 
     def want_resident(self, keys: Iterable[Any], client: str) -> None:
         """The client's wants of what is resident already, with stock's reports of what is finished."""

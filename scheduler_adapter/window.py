@@ -17,7 +17,7 @@ _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEAS
 class Resident:
     """One task of the database that is in the scheduler's `tasks`, or has just left."""
 
-    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission")
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents")
 
     def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
         self.key = key
@@ -35,6 +35,8 @@ class Resident:
         self.told = told
         #: The adapter itself lets it go.
         self.leaving = False
+        #: Dependents that have not finished, here or on disk; None: only the database knows.
+        self.dependents: int | None = None
 
     def level(self) -> Level:
         task = self.task
@@ -57,7 +59,9 @@ class Window:
             self.by_id[resident.id] = resident
 
     def identify(self, resident: Resident, id: int) -> None:
-        """The database has named the id of a resident."""
+        """The database has named the id of a resident (again, if it died before the first one was on disk)."""
+        if resident.id and self.by_id.get(resident.id) is resident:
+            del self.by_id[resident.id]
         resident.id = id
         if resident.task is not None:
             self.by_id[id] = resident

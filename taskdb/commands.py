@@ -211,6 +211,8 @@ class Lease:
     suspicious: int
     #: Clients that want the result.
     clients: list[str]
+    #: Dependents that still need the result, those still to arrive among them.
+    dependents: int
 
 
 @dataclass(frozen=True, slots=True)

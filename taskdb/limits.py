@@ -18,6 +18,10 @@ CLIENT_BYTES_MAX = 256
 #: Bytes (UTF-8) of a label or of a group's name: for display.
 LABEL_BYTES_MAX = 4 * KIB
 
+#: Ids left out when a daemon starts. One that died may have told ids it had not committed: they must never name another task. More
+#: than can be added between two commits.
+IDS_SKIPPED_AT_START = 2**24
+
 #: Tasks of one AddTasks a sender should not exceed: a few milliseconds of the only writer's time.
 CHUNK_TASKS = 512
 #: Tasks of one AddTasks: above, the writer would be busy for seconds. Refused.

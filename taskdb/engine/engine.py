@@ -17,7 +17,7 @@ from taskdb.engine.refs import find_graph
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, hold, needed, put_back
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
-from taskdb.limits import BATCH_COMMANDS_MAX, COMMAND_ITEMS_MAX, STEP_ITEMS, STEP_ITEMS_PER_COMMAND_ITEM
+from taskdb.limits import BATCH_COMMANDS_MAX, COMMAND_ITEMS_MAX, IDS_SKIPPED_AT_START, STEP_ITEMS, STEP_ITEMS_PER_COMMAND_ITEM
 from taskdb.store.base import ReadTxn, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_client, decode_graph
 from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
@@ -42,6 +42,13 @@ class Engine:
         result = work.flush()
         self._former = work
         return result
+
+    def opened(self, txn: WriteTxn) -> None:
+        """The store was opened, perhaps after a crash: what was told of uncommitted ids must not come true for other tasks."""
+        key = meta_key(Meta.NEXT_TASK)
+        data = txn.get(Table.META, key)
+        if data is not None:
+            txn.put(Table.META, key, U64.pack(U64.unpack(data)[0] + IDS_SKIPPED_AT_START))
 
     # ------------------------------------------------------------------------------------------------------------ epochs
 

@@ -30,6 +30,7 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
         task.retries,
         task.suspicious,
         wanted_by(work, task) if task.wants else [],
+        task.need + task.expected,
     )
 
 

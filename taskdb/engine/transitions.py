@@ -67,12 +67,17 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
         waited = _WAITED_FOR[state] - _WAITED_FOR[old]
         blocks = _BLOCKS[state] - _BLOCKS[old]
         if waited or blocks:
+            left = task.links
             for _, ids in work.segments(task.id):
                 for dependent_id in ids:
                     dependent = work.task(dependent_id)
                     # Forgotten ones may still be named.
-                    if dependent is not None and dependent.state <= PROCESSING:
-                        _adjust(work, dependent, waited, blocks)
+                    if dependent is not None:
+                        left -= 1
+                        if dependent.state <= PROCESSING:
+                            _adjust(work, dependent, waited, blocks)
+                if not left:
+                    break
 
 
 def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:

@@ -153,7 +153,13 @@ class Work:
         """Dependents in ascending order, as (first id, ids) of each record from `start` on; some may be forgotten."""
         if self.new_dependents:
             self.flush_dependents()
-        for key, data in self.txn.scan(Table.REDGES, U64_PAIR.pack(task_id, start), U64_PAIR.pack(task_id + 1, 0)):
+        # Most tasks have one record: one look-up, and a scan only for those that have more.
+        pair = self.txn.first(Table.REDGES, U64_PAIR.pack(task_id, start))
+        if pair is None or int.from_bytes(pair[0][:8]) != task_id:
+            return
+        first = int.from_bytes(pair[0][8:])
+        yield first, decode_ids(pair[1])
+        for key, data in self.txn.scan(Table.REDGES, U64_PAIR.pack(task_id, first + 1), U64_PAIR.pack(task_id + 1, 0)):
             yield int.from_bytes(key[8:]), decode_ids(data)
 
     def flush_dependents(self) -> None:

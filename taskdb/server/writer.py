@@ -247,6 +247,8 @@ class Writer:
 
     def start(self) -> None:
         """Take up what an earlier life left to do; batches wait for it, as it may be what a new epoch has to clear away."""
+        self._engine.opened(self._begin())
+        self._commit()
         if self._unsettled():
             self.settled.clear()
         self._wake()

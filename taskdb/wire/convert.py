@@ -174,6 +174,7 @@ def _lease_to_proto(lease: c.Lease) -> pb.Lease:
         retries=lease.retries,
         suspicious=lease.suspicious,
         clients=lease.clients,
+        dependents=lease.dependents,
     )
 
 
@@ -219,6 +220,7 @@ def _lease_from_proto(x: pb.Lease) -> c.Lease:
         x.retries,
         x.suspicious,
         list(x.clients),
+        x.dependents,
     )
 
 

@@ -255,7 +255,7 @@ class Added(_message.Message):
     def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[bytes]] = ..., known: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "key", "spec", "flags", "user", "generation", "order", "deps", "group", "submission", "annotations", "retries", "suspicious", "clients")
+    __slots__ = ("id", "key", "spec", "flags", "user", "generation", "order", "deps", "group", "submission", "annotations", "retries", "suspicious", "clients", "dependents")
     ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class Lease(_message.Message):
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     SUSPICIOUS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     key: bytes
     spec: bytes
@@ -284,7 +285,8 @@ class Lease(_message.Message):
     retries: int
     suspicious: int
     clients: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., spec: _Optional[bytes] = ..., flags: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., deps: _Optional[_Iterable[int]] = ..., group: _Optional[str] = ..., submission: _Optional[str] = ..., annotations: _Optional[bytes] = ..., retries: _Optional[int] = ..., suspicious: _Optional[int] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
+    dependents: int
+    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., spec: _Optional[bytes] = ..., flags: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., deps: _Optional[_Iterable[int]] = ..., group: _Optional[str] = ..., submission: _Optional[str] = ..., annotations: _Optional[bytes] = ..., retries: _Optional[int] = ..., suspicious: _Optional[int] = ..., clients: _Optional[_Iterable[str]] = ..., dependents: _Optional[int] = ...) -> None: ...
 
 class WantState(_message.Message):
     __slots__ = ("client", "key", "id", "state", "cause", "payload")

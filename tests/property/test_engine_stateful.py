@@ -25,7 +25,7 @@ from taskdb.store.memory_store import MemoryStore
 from taskdb.store.schema import Table
 from tests.support.engine_model import Model
 
-KEYS = [bytes((letter,)) for letter in b"abcdefghijklmn"]
+KEYS = [bytes((letter,)) for letter in b"abcdefghij"]
 CLIENTS = ["alice", "bob", "carol"]
 GRAPHS = ["g1", "g2", "g3"]
 
@@ -40,9 +40,9 @@ levels = st.sampled_from(list(Level))
 def new_rows(draw: st.DrawFn) -> list[tuple[bytes, int, list[int], float]]:
     """A submission: key, flags, dependencies, order."""
     rows = []
-    for index in range(draw(st.integers(1, 7))):
+    for index in range(draw(st.integers(2, 8))):
         kind = draw(st.sampled_from(["plain"] * 6 + ["external", "data", "held"]))
-        flags = int(TaskFlag.WANTED) if draw(st.integers(0, 3)) == 0 else 0
+        flags = int(TaskFlag.WANTED) if draw(st.booleans()) else 0
         flags |= {"plain": 0, "external": int(TaskFlag.EXTERNAL), "data": int(TaskFlag.DATA | TaskFlag.HELD), "held": int(TaskFlag.HELD)}[
             kind
         ]
@@ -111,12 +111,18 @@ class EngineMachine(RuleBasedStateMachine):
         assert sorted(cancelled.key for cancelled in result.cancelled) == sorted(said.cancelled)
         assert sum(group.count for group in result.forgotten) == said.forgotten
 
-    @initialize()
-    def first_epoch(self) -> None:
-        self.new_epoch()
+    @initialize(rows=new_rows(), seal=st.booleans())
+    def first_epoch(self, rows: list[tuple[bytes, int, list[int], float]], seal: bool) -> None:
+        self.begin_epoch()
+        self.submit("g1", "alice", rows, 0, 8, seal)
 
-    @rule()
-    def new_epoch(self) -> None:
+    # Whatever takes everything back is rare, or no run would get anywhere.
+    @rule(often=st.integers(0, 7))
+    def new_epoch(self, often: int) -> None:
+        if often == 7:
+            self.begin_epoch()
+
+    def begin_epoch(self) -> None:
         txn = self.store.write()
         self.epoch = self.engine.begin_epoch(txn, "scheduler")
         assert self.engine.lease(txn, 10, 10) == [] or not self.model.tasks
@@ -287,6 +293,19 @@ class EngineMachine(RuleBasedStateMachine):
             self.model.report(task_id, level)
         self.do(c.Report(reported, some, [8] * len(some)))
 
+    @rule(count=st.integers(1, 3), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
+    def run(self, count: int, level: Level) -> None:
+        """Lease some, and say what became of them."""
+        self.lease(count, count)
+        if self.compare:
+            ids_leased = sorted(task.id for task in self.model.tasks.values() if task.state == "leased")
+        else:
+            with self.store.read() as txn:
+                ids_leased = [int.from_bytes(key) for key, _ in txn.scan(Table.LEASES)]
+        for task_id in ids_leased:
+            self.model.report(task_id, level)
+        self.do(c.Report(ids_leased, [level] * len(ids_leased)))
+
     @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
     def report_leased(self, data: st.DataObject, level: Level) -> None:
         """What schedulers mostly do."""
@@ -366,8 +385,10 @@ class MemoryMachine(EngineMachine):
         self._synced = self.saved()
 
     @precondition(lambda self: self._synced[2])
-    @rule()
-    def crash(self) -> None:
+    @rule(often=st.integers(0, 3))
+    def crash(self, often: int) -> None:
+        if often < 3:
+            return
         assert isinstance(self.store, MemoryStore)
         self.store.crash()
         self.model, self.seq, self.epoch, self.rest, self.sent, self.open = copy.deepcopy(self._synced)  # type: ignore[assignment]
@@ -453,8 +474,8 @@ def _settings(examples: int, steps: int) -> settings:
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = _settings(60, 40)
+TestMemory.settings = _settings(250, 40)
 TestLmdb = LmdbMachine.TestCase
-TestLmdb.settings = _settings(12, 30)
+TestLmdb.settings = _settings(40, 30)
 TestSmallSteps = SmallStepsMachine.TestCase
-TestSmallSteps.settings = _settings(40, 40)
+TestSmallSteps.settings = _settings(120, 40)

@@ -1,0 +1,312 @@
+"""Brings leased tasks into the scheduler, follows what becomes of them there, and lets go of what nobody needs.
+
+The scheduler's state machine is stock. What is done to it from outside: tasks are added with their links, a holder's wants are set and
+ended, and a paged task that is done is cut from its dependencies. Says nothing to the database; `pager.py` does.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.scheduler import Scheduler
+from distributed.scheduler import TaskState as DaskTask
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.keys import unpack_key
+from scheduler_adapter.specs import StoredSpec
+from scheduler_adapter.window import Resident, Window
+from taskdb.commands import GroupCount, Lease
+from taskdb.model import Level, TaskFlag
+
+#: Decoded annotations kept, by their bytes: one a layer, usually.
+ANNOTATIONS_KEPT = 1000
+_UNFINISHED = ("waiting", "processing", "queued", "no-worker")
+
+
+@dataclass(eq=False)
+class Submission:
+    """What the scheduler must remember of a graph while tasks of it exist. O(groups), whatever the graph's size."""
+
+    name: str
+    client: str
+    span_metadata: Any = None
+    code: Any = ()
+    computation: Any = None
+    #: Resident whole: stock counts its groups itself, but for the tasks that left for the database.
+    followed: bool = False
+    #: New tasks that the database has not forgotten yet.
+    remaining: int = 0
+    #: All of it has been sent.
+    sealed: bool = False
+    #: Runs sent and not answered.
+    runs_under_way: int = 0
+    #: Names of its groups.
+    groups: set[str] = field(default_factory=set)
+    #: Tasks of a followed graph that left for the database, by group.
+    left: Counter[str] = field(default_factory=Counter)
+
+
+class Residency:
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.window = Window()
+        self.ledger = internals.GroupLedger(scheduler)
+        self.holder = internals.holder()
+        self.submissions: dict[str, Submission] = {}
+        self.most_resident = 0
+        self._annotations: dict[bytes, dict[str, Any]] = {}
+        #: Called with paged tasks whose last dependent has finished here.
+        self.on_unneeded: Callable[[list[Resident]], None] = lambda residents: None
+
+    # --------------------------------------------------------------------------------------------------------- page in
+
+    def page_in(self, leases: list[Lease]) -> None:
+        """Create the tasks, link them, and hand them to the stock state machine."""
+        scheduler = self.scheduler
+        new: dict[str, list[DaskTask]] = {}
+        start: list[DaskTask] = []
+        erred: list[DaskTask] = []
+        for lease in leases:
+            key = unpack_key(lease.key)
+            resident = self.window.by_key.get(key)
+            if resident is not None and not resident.stub:
+                self._leased_again(resident, lease)
+                continue
+            deps = self._dependencies(lease)
+            if deps is None:
+                # A dependency left while the lease was under way: give it back.
+                self.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
+                continue
+            ts = self._enter(key, lease, resident)
+            internals.relink(ts, [dep.task for dep in deps])
+            new.setdefault(lease.submission, []).append(ts)
+            blamed = next((dep.task for dep in deps if dep.task.exception_blame is not None), None)
+            if blamed is not None:
+                ts.exception_blame = blamed.exception_blame
+                erred.append(ts)
+            else:
+                start.append(ts)
+        self.most_resident = max(self.most_resident, len(scheduler.tasks))
+        for name, tss in new.items():
+            submission = self.submissions.get(name)
+            internals.observe(scheduler, tss, submission.span_metadata if submission else None, submission.code if submission else ())
+        recommendations: dict[Any, Any] = {ts.key: "erred" for ts in erred}
+        # The last recommendation is taken first: so the best rank stands last.
+        start.sort(key=lambda ts: ts.priority, reverse=True)
+        recommendations.update({ts.key: "waiting" for ts in start})
+        self._move(recommendations, "taskdb-page-in")
+
+    def _dependencies(self, lease: Lease) -> list[Resident] | None:
+        """Residents the task depends on; None if one is not here."""
+        by_id = self.window.by_id
+        deps = []
+        for id in lease.deps:
+            dep = by_id.get(id)
+            if dep is None or dep.task is None or dep.stub:
+                return None
+            deps.append(dep)
+        return deps
+
+    def _enter(self, key: Any, lease: Lease, stub: Resident | None) -> DaskTask:
+        submission = self.submissions.get(lease.submission)
+        spec = StoredSpec(lease.spec, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
+        if stub is not None:
+            resident, ts = stub, stub.task
+            resident.stub = False
+            resident.told = Level.HELD
+            ts.run_spec = spec
+            if ts.state == "erred":
+                self.scheduler.transitions({key: "released"}, "taskdb-page-in")
+            self.window.identify(resident, lease.id)
+        else:
+            ts = internals.new_task(self.scheduler, key, spec, submission.computation if submission else None)
+            resident = Resident(key, lease.id, ts, paged=True, told=Level.HELD, submission=lease.submission)
+            self.ledger.enters(ts)
+            self.window.add(resident)
+        resident.dependents = lease.dependents
+        rank = lease.rank
+        ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
+        if lease.annotations:
+            internals.annotate(self.scheduler, ts, self._read_annotations(lease.annotations))
+        if lease.retries >= 0:
+            ts.retries = lease.retries
+        ts.suspicious = lease.suspicious
+        internals.hold(ts, self.holder)
+        self._want(ts, lease.clients)
+        self.window.leased.add(resident)
+        return ts
+
+    def _want(self, ts: DaskTask, clients: list[str]) -> None:
+        for client in clients:
+            cs = internals.client_state(self.scheduler, client)
+            if cs is not None:
+                internals.hold(ts, cs)
+
+    def _read_annotations(self, data: bytes) -> dict[str, Any]:
+        annotations = self._annotations.get(data)
+        if annotations is None:
+            if len(self._annotations) >= ANNOTATIONS_KEPT:
+                self._annotations.clear()
+            annotations = self._annotations[data] = pickle.loads(data)
+        return annotations
+
+    def _leased_again(self, resident: Resident, lease: Lease) -> None:
+        """The database leased what the scheduler has: say what it is now, or, if it rests (erred, released), start it again."""
+        ts = resident.task
+        if resident.id != lease.id:
+            self.window.identify(resident, lease.id)
+        self._want(ts, lease.clients)
+        resident.dependents = None
+        deps = self._dependencies(lease)
+        if ts.state in ("erred", "released") and deps is not None:
+            resident.leaving = False
+            internals.hold(ts, self.holder)
+            if ts.state == "erred":
+                # Cut first: the database itself revives what depends on it.
+                internals.cut_dependents(ts)
+                self.scheduler.transitions({ts.key: "released"}, "taskdb-retry")
+            internals.relink(ts, [dep.task for dep in deps])
+            resident.paged = True
+            self._move({ts.key: "waiting"}, "taskdb-retry")
+        self.window.tell_again([resident])
+
+    def _move(self, recommendations: dict[Any, Any], stimulus_id: str) -> None:
+        if recommendations:
+            self.scheduler.transitions(recommendations, stimulus_id)
+            self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+    # ---------------------------------------------------------------------------------------------------------- follow
+
+    def follow(self, resident: Resident, start: str, finish: str) -> None:
+        """A resident moved from one of Dask's states to another."""
+        self.window.changed[resident] = None
+        ts = resident.task
+        if finish == "forgotten":
+            self._left(resident, ts)
+        elif resident.paged and not resident.stub:
+            if finish in ("memory", "erred"):
+                self.window.leased.discard(resident)
+                if finish == "memory":
+                    self._need_less(ts)
+                internals.unlink(ts)
+            elif finish in _UNFINISHED:
+                self.window.leased.add(resident)
+
+    def _need_less(self, ts: DaskTask) -> None:
+        """A task is done: its dependencies have one dependent less to wait for. What nobody needs any more goes at once."""
+        unneeded = []
+        for dts in ts.dependencies:
+            dep = self.window.by_key.get(dts.key)
+            if dep is not None and dep.dependents is not None:
+                dep.dependents -= 1
+                if dep.dependents <= 0:
+                    unneeded.append(dep)
+        if unneeded:
+            self.on_unneeded(unneeded)
+
+    def _left(self, resident: Resident, ts: DaskTask) -> None:
+        lost = ts.has_lost_dependencies and not resident.leaving and ts.run_spec is not None
+        if lost:
+            # What runs again is counted by the database alone.
+            for other in self.window.by_key.values():
+                other.dependents = None
+        if resident.paged:
+            self.ledger.leaves(ts, done=resident.leaving)
+        elif lost:
+            # A followed task that leaves because its inputs are gone comes back paged.
+            self.ledger.leaves(ts, done=False)
+            submission = self.submissions.get(resident.submission)
+            if submission is not None:
+                submission.left[ts.group.name] += 1
+        self.window.drop(resident)
+
+    def runs_again(self, ts: DaskTask) -> bool:
+        """Whether a task that stock forgets is only leaving for the database (see `internals.suppress_cancelled`)."""
+        resident = self.window.by_key.get(ts.key)
+        return resident is not None and not resident.leaving and ts.run_spec is not None
+
+    # ---------------------------------------------------------------------------------------------------------- let go
+
+    def release(self, residents: list[Resident]) -> None:
+        """Let go of what nobody needs, unless somebody here has just begun to need it: then say again what it is."""
+        keys = {r.key for r in residents}
+        for resident in residents:
+            ts = resident.task
+            if ts is None or resident.stub:
+                continue
+            if not resident.paged:
+                # Followed: only the holder's want ends; the rest is stock's.
+                if self.holder in (ts.who_wants or ()):
+                    internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
+                continue
+            if self.needed_here(ts, keys):
+                self.window.tell_again([resident])
+                continue
+            self._let_go(resident, ts)
+
+    def release_unneeded(self, residents: list[Resident]) -> None:
+        """The same for what the count of dependents says: the database is told, not asked."""
+        for resident in residents:
+            ts = resident.task
+            if ts is not None and resident.paged and ts.state == "memory" and not self.needed_here(ts, ()):
+                self._let_go(resident, ts)
+
+    def needed_here(self, ts: DaskTask, but: Any) -> bool:
+        """Whether a client wants it, or an unfinished resident, other than those named, depends on it."""
+        if any(cs is not self.holder for cs in ts.who_wants or ()):
+            return True
+        return any(d.key not in but and d.state in _UNFINISHED for d in ts.dependents)
+
+    def _let_go(self, resident: Resident, ts: DaskTask) -> None:
+        resident.leaving = True
+        internals.cut_dependents(ts)
+        ts.has_lost_dependencies = True
+        internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
+        if resident.task is not None:
+            # Nobody held it any more: stock has no reason to look at it.
+            self._move({ts.key: "forgotten"}, "taskdb-release")
+
+    def shared(self, keys: Any) -> None:
+        """Tasks on disk begin to need these: stock must not release them, nor we by an old count."""
+        by_key = self.window.by_key
+        for key in keys:
+            resident = by_key.get(key)
+            if resident is None or resident.task is None:
+                continue
+            resident.dependents = None
+            if not resident.paged:
+                internals.hold(resident.task, self.holder)
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def forgotten(self, count: GroupCount) -> None:
+        """The database has forgotten tasks of a submission."""
+        submission = self.submissions.get(count.submission)
+        if submission is None:
+            return
+        n = min(count.count, submission.left[count.group]) if submission.followed else count.count
+        if submission.followed:
+            submission.left[count.group] -= n
+        if n:
+            self.ledger.forgotten(count.group, n)
+        submission.remaining -= count.count
+        self.maybe_end(submission)
+
+    def maybe_end(self, submission: Submission) -> None:
+        if submission.sealed and not submission.runs_under_way and submission.remaining <= 0:
+            self.submissions.pop(submission.name, None)
+
+    def clear(self) -> None:
+        """After `Scheduler.restart` nothing is resident."""
+        self.window.clear()
+        self.ledger.clear()
+        self.holder = internals.holder()
+        self._annotations.clear()
+
+
+def _plain(x: float) -> float:
+    return int(x) if x == int(x) else x

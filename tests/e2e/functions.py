@@ -1,0 +1,176 @@
+"""What tests run on workers and on the scheduler. Found there by module name, so it imports little."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+def total(xs: Any) -> int:
+    return sum(xs)
+
+
+def slow_inc(x: int, seconds: float = 0.05) -> int:
+    time.sleep(seconds)
+    return x + 1
+
+
+def fail(x: Any) -> Any:
+    raise ValueError(f"bad input {x}")
+
+
+def mark_until(started: str, stop: str, x: int = 0) -> int:
+    """Say that it runs, by making a file, and run until another file is there."""
+    Path(started).touch()
+    deadline = time.monotonic() + 60
+    while not Path(stop).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return x
+
+
+def wait_for_file(path: str, x: int = 0, *deps: Any) -> int:
+    deadline = time.monotonic() + 60
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return x
+
+
+def touch(path: str, *deps: Any) -> str:
+    Path(path).touch()
+    return path
+
+
+def count_run(path: str, x: int, *deps: Any) -> int:
+    """Leaves a line for every time it runs."""
+    with open(path, "a") as f:
+        f.write(f"{x}\n")
+    return x
+
+
+def fail_unless(path: str, x: int, *deps: Any) -> int:
+    """Works once the file is there."""
+    if not Path(path).exists():
+        raise OSError(f"{path} is not there")
+    return x
+
+
+def fail_times(path: str, times: int, x: int) -> int:
+    """Fails the first `times` times."""
+    with open(path, "a") as f:
+        f.write("x")
+    if Path(path).stat().st_size <= times:
+        raise OSError("flaky")
+    return x
+
+
+def die_once(path: str, x: int) -> int:
+    """The first call ends its worker."""
+    if not Path(path).exists():
+        Path(path).touch()
+        os._exit(1)
+    return x
+
+
+def where(*deps: Any) -> str:
+    from distributed import get_worker
+
+    return get_worker().address
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def increment(self) -> int:
+        self.n += 1
+        return self.n
+
+
+class RaisesWhenUnpickled:
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def refuse() -> None:
+    import os
+
+    if os.environ.get("TASKDB_TEST_CLIENT") is None:
+        raise TypeError("this cannot be unpickled here")
+
+
+# ------------------------------------------------------------------------------------------------------ on the scheduler
+
+
+def resident(dask_scheduler: Any) -> dict[str, str]:
+    return {str(k): ts.state for k, ts in dask_scheduler.tasks.items()}
+
+
+def most_resident(dask_scheduler: Any) -> int:
+    return dask_scheduler.taskdb.pager.most_resident
+
+
+def group_counts(dask_scheduler: Any) -> dict[str, dict[str, int]]:
+    return {name: {k: v for k, v in g.states.items() if v} for name, g in dask_scheduler.task_groups.items()}
+
+
+def group_negatives(dask_scheduler: Any) -> list[str]:
+    return [
+        f"{c.name}: {dict(c.states)}"
+        for c in (*dask_scheduler.task_groups.values(), *dask_scheduler.task_prefixes.values())
+        if any(v < 0 for v in c.states.values())
+    ]
+
+
+def prefix_counts(dask_scheduler: Any) -> dict[str, dict[str, int]]:
+    return {name: {k: v for k, v in p.states.items() if v} for name, p in dask_scheduler.task_prefixes.items()}
+
+
+def spans(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.extensions["spans"].spans)
+
+
+def span_cumulative_tasks(dask_scheduler: Any) -> dict[str, int]:
+    return {" ".join(s.name): sum(len(g) for g in s.groups) for s in dask_scheduler.extensions["spans"].spans.values()}
+
+
+def clients(dask_scheduler: Any) -> list[str]:
+    return list(dask_scheduler.clients)
+
+
+def adaptive_target(dask_scheduler: Any) -> int:
+    return dask_scheduler.adaptive_target()
+
+
+def is_idle(dask_scheduler: Any) -> bool:
+    return dask_scheduler.check_idle() is not None or dask_scheduler.is_idle
+
+
+def processing(dask_scheduler: Any) -> int:
+    return sum(len(ws.processing) for ws in dask_scheduler.workers.values())
+
+
+def wants_of(client: str, dask_scheduler: Any) -> list[str]:
+    cs = dask_scheduler.clients.get(client)
+    return [] if cs is None else [str(ts.key) for ts in cs.wants_what]
+
+
+def inboxes(dask_scheduler: Any) -> dict[str, bool]:
+    return {c: i.idle for c, i in dask_scheduler.taskdb.clients.inboxes.items()}
+
+
+def ingest_pid(dask_scheduler: Any) -> int:
+    return dask_scheduler.taskdb.ingest.pid
+
+
+def submissions(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.taskdb.pager.submissions)

@@ -47,6 +47,6 @@ def _fail(error: Exception) -> None:
     line = f"taskdb: the scheduler cannot start: {error}"
     if Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py"):
         logger.debug("", exc_info=error)
-        print(line, file=sys.stderr, flush=True)
+        click.echo(line, err=True)
         os._exit(1)
     raise SetupFailed(line) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 
@@ -68,7 +67,7 @@ class Adapter:
         internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)
-        scheduler.taskdb = self  # type: ignore[attr-defined]
+        scheduler.taskdb = self
 
     def _state(self, state: str, detail: str) -> None:
         if state == "lost":
@@ -80,7 +79,7 @@ class Adapter:
         else:
             # Fenced, or refused for good: a scheduler without its database must not run on.
             logger.critical("taskdb: %s; this scheduler stops", detail)
-            asyncio.ensure_future(self.scheduler.close(reason=f"taskdb: {detail}"))
+            internals.in_background(self.scheduler, self.scheduler.close, reason=f"taskdb: {detail}")
 
     async def close(self) -> None:
         scheduler = self.scheduler

@@ -113,10 +113,12 @@ class Clients:
     def desires(self, keys: Collection[Any], client: str) -> None:
         """`client-desires-keys`, also for keys on disk."""
         keys = list(keys)
+        if client == FIRE_AND_FORGET:
+            # What is done already would be wanted for ever.
+            keys = [k for k in keys if not self._done(k)]
+            self.pager.fire_and_forget.update(keys)
         internals.ensure_client_state(self.scheduler, client)
         self.submitter.want_resident(keys, client)
-        if client == FIRE_AND_FORGET:
-            self.pager.fire_and_forget.update(k for k in keys if not self._done(k))
         self.pager.send(Want(client, [pack_key(k) for k in keys]))
 
     def _done(self, key: Any) -> bool:
@@ -136,7 +138,7 @@ class Clients:
         if ts is not None:
             self.scheduler.report_on_key(ts=ts, client=client)
         else:
-            self.scheduler._ongoing_background_tasks.call_soon(self._report_unknown, key, client)
+            internals.in_background(self.scheduler, self._report_unknown, key, client)
 
     async def _report_unknown(self, key: Any, client: str) -> None:
         (want,) = await self.pager.want(client, [key])
@@ -223,9 +225,9 @@ class Clients:
 
     def _register_data(self, keys: list[Any], client: str | None) -> None:
         name = f"data-{uuid.uuid4().hex}"
-        submission = Submission(name, client or "", followed=True)
+        submission = Submission(name, client or "", followed=True, sealed=True)
         self.pager.residency.submissions[name] = submission
-        residents = []
+        residents: list[Resident | None] = []
         for key in keys:
             resident = Resident(key, 0, self.scheduler.tasks[key], paged=False, told=Level.HELD, submission=name)
             self.pager.window.add(resident)

@@ -135,9 +135,7 @@ def failed_submission(scheduler: Scheduler, error: Exception, keys: Iterable[Any
     """Tell a client that its graph was refused, as `update_graph` does."""
     err = error_message(error)
     for key in keys:
-        scheduler.report(
-            {"op": "task-erred", "key": key, "exception": err["exception"], "traceback": err["traceback"]}, client=client
-        )
+        scheduler.report({"op": "task-erred", "key": key, "exception": err["exception"], "traceback": err["traceback"]}, client=client)
 
 
 # ------------------------------------------------------------------------------------------------------- residents
@@ -345,7 +343,7 @@ class GroupLedger:
             self._debts[group.name] = self._debts.get(group.name, 0) + 1
             return
         for c in (group, group.prefix):
-            c.states[state] -= 1  # type: ignore[index]
+            c.states[state] -= 1
             c._size -= 1
 
     def leaves(self, ts: TaskState, done: bool) -> None:
@@ -353,7 +351,7 @@ class GroupLedger:
         state = "released" if done else "waiting"
         for c in (ts.group, ts.group.prefix):
             c.states["forgotten"] -= 1
-            c.states[state] += 1  # type: ignore[index]
+            c.states[state] += 1
 
     def forgotten(self, name: str, count: int) -> None:
         """The database has forgotten tasks of a group that were on disk."""
@@ -400,6 +398,11 @@ class GroupLedger:
 def runnable_here(scheduler: Scheduler) -> int:
     """Tasks that run or could run now, whoever submitted them. O(workers)."""
     return sum(len(ws.processing) for ws in scheduler.workers.values()) + len(scheduler.queued) + len(scheduler.unrunnable)
+
+
+def in_background(scheduler: Scheduler, coroutine: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Run a coroutine beside others; the scheduler's own group keeps it alive and ends it at close."""
+    scheduler._ongoing_background_tasks.call_soon(coroutine, *args, **kwargs)
 
 
 def slots_open(scheduler: Scheduler) -> bool:

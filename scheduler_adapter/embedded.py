@@ -36,7 +36,7 @@ class EmbeddedDaemon:
         self._process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         ready = asyncio.Event()
         self._reader = asyncio.get_running_loop().create_task(self._read(ready))
-        done, _ = await asyncio.wait([asyncio.ensure_future(ready.wait()), self._reader], timeout=timeout_seconds, return_when="FIRST_COMPLETED")
+        await asyncio.wait([asyncio.ensure_future(ready.wait()), self._reader], timeout=timeout_seconds, return_when="FIRST_COMPLETED")
         if not ready.is_set():
             words = b"".join(self._log).decode(errors="replace").strip().splitlines()
             await self.close()
@@ -57,7 +57,7 @@ class EmbeddedDaemon:
             process.terminate()
             try:
                 await asyncio.wait_for(process.wait(), 10)
-            except (asyncio.TimeoutError, TimeoutError):
+            except TimeoutError:
                 process.kill()
                 await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""A failed task's exception and traceback as the opaque bytes the database keeps. The exception itself stays as the worker serialised it."""
+"""A failed task's exception and traceback as the opaque bytes the database keeps.
+
+The exception itself stays as the worker serialised it.
+"""
 
 from __future__ import annotations
 

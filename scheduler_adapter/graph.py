@@ -16,7 +16,7 @@ from distributed.protocol.pickle import dumps
 from distributed.utils import key_split_group
 
 from scheduler_adapter.keys import pack_key
-from scheduler_adapter.specs import is_p2p, pickle_spec
+from scheduler_adapter.specs import StoredSpec, is_p2p, pickle_spec
 from taskdb.commands import AddTasks
 from taskdb.errors import InvalidRequest, LimitExceeded
 from taskdb.limits import SPEC_BYTES_MAX
@@ -145,7 +145,7 @@ def runs(graph: Graph, submission: str, *, held: bool, consume: bool = False) ->
             deps = [index[d] for d in spec.dependencies]
             if spec.data_producer:
                 flags |= TaskFlag.DATA_PRODUCER
-            data = getattr(spec, "data", None) if type(spec).__name__ == "StoredSpec" else pickle_spec(spec)
+            data = spec.data if isinstance(spec, StoredSpec) else pickle_spec(spec)
             if len(data) > SPEC_BYTES_MAX:
                 raise LimitExceeded(
                     f"task {key!r} carries {len(data):,} bytes, over the bound of {SPEC_BYTES_MAX:,}; "

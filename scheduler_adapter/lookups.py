@@ -1,7 +1,7 @@
 """Answers of the scheduler about tasks that are on disk: Variables, Queues, status, replay of errors, progress, adaptive scaling.
 
-Stock looks a key up in `Scheduler.tasks`. Where it only needs the name to be there, a *stub* is made: a resident without links, which becomes
-a real one when its task is leased. Everything else asks the database.
+Stock looks a key up in `Scheduler.tasks`. Where it only needs the name to be there, a *stub* is made: a resident without links, which
+becomes a real one when its task is leased. Everything else asks the database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from scheduler_adapter.specs import StoredSpec
 from taskdb.errors import TaskDBError
 
 #: Names of states as clients know them.
-_STATE = {"PROCESSING": "processing", "QUEUED": "queued", "WAITING": "waiting", "MEMORY": "memory", "RELEASED": "released", "ERRED": "erred"}
+_STATE = {
+    "PROCESSING": "processing",
+    "QUEUED": "queued",
+    "WAITING": "waiting",
+    "MEMORY": "memory",
+    "RELEASED": "released",
+    "ERRED": "erred",
+}
 #: How often progress of a paged graph is looked at.
 PROGRESS_SECONDS = 0.1
 
@@ -155,7 +162,7 @@ async def paged_progress(progress: Any, pager: Pager, group_of: Callable[[str], 
             bars.setdefault(group_of(name), []).append(name)
         progress.all_keys = {bar: LiveCount(scheduler, names, None) for bar, names in bars.items()}
         progress.keys = {bar: LiveCount(scheduler, names, UNFINISHED) for bar, names in bars.items()}
-    asyncio.ensure_future(_watch(progress, keys, scheduler))
+    internals.in_background(scheduler, _watch, progress, keys, scheduler)
     return True
 
 

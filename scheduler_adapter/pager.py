@@ -31,7 +31,7 @@ FIRE_AND_FORGET = "fire-and-forget"
 BATCHES_UNDER_WAY = 4
 
 
-class Pager(SchedulerPlugin):  # type: ignore[misc]
+class Pager(SchedulerPlugin):
     name = "taskdb"
 
     def __init__(self, scheduler: Scheduler, config: AdapterConfig):
@@ -106,7 +106,7 @@ class Pager(SchedulerPlugin):  # type: ignore[misc]
         """What changed since the last time. Finished tasks come first, and those that left last: so the database never sees a result gone
         that a finished task, told in the same breath, needed."""
         out: list[Command] = []
-        columns: tuple[list[int], list[Level], list[int], list[int], list[int]] = ([], [], [], [], [])
+        rows: list[tuple[int, Level, int, int, int]] = []
         changes = self.window.changes()
         changes.sort(key=lambda change: _REPORT_ORDER[change[1]])
         for resident, level in changes:
@@ -114,17 +114,10 @@ class Pager(SchedulerPlugin):  # type: ignore[misc]
             if level is Level.ERRED and ts.exception_blame is not None:
                 out.append(self._failure(resident))
                 continue
-            row = (
-                resident.id,
-                level,
-                ts.nbytes if level is Level.MEMORY else -1,
-                -1 if ts is None else ts.retries,
-                0 if ts is None else ts.suspicious,
-            )
-            for column, value in zip(columns, row, strict=True):
-                column.append(value)
-        if columns[0]:
-            out.insert(0, Report(*columns))
+            nbytes = ts.nbytes if level is Level.MEMORY else -1
+            rows.append((resident.id, level, nbytes, *((-1, 0) if ts is None else (ts.retries, ts.suspicious))))
+        if rows:
+            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True))))
         return out
 
     def _failure(self, resident: Resident) -> Command:
@@ -208,11 +201,17 @@ class Pager(SchedulerPlugin):  # type: ignore[misc]
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
                 self.end_fire_and_forget(key)
-            # Slots are open, nothing runnable is here, and there is work on disk: do not wait.
-            hungry = self.backlog > 0 and not self.scheduler.queued and internals.slots_open(self.scheduler)
-            self.schedule(urgent=hungry)
+            self.schedule(urgent=self._hungry())
         elif self._flush is None:
             self.schedule()
+
+    def _hungry(self) -> bool:
+        """Whether more work should be asked for without waiting: there is some on disk, and little or nothing runnable here."""
+        if not self.backlog or (self.session is not None and self.session.in_flight):
+            return False
+        if 2 * len(self.window.leased) < self.config.lookahead:
+            return True
+        return not self.scheduler.queued and internals.slots_open(self.scheduler)
 
     def _unneeded(self, residents: list[Resident]) -> None:
         """Not inside a transition: stock is still looking at these."""

@@ -91,7 +91,18 @@ class Submitter:
         stimulus_id = stimulus_id or f"update-graph-{start}"
         keys = set(keys)
         details = _Details(
-            client, keys, span_metadata, internal_priority, submitting_task, user_priority, actors, fifo_timeout, code, annotations, stimulus_id, start
+            client,
+            keys,
+            span_metadata,
+            internal_priority,
+            submitting_task,
+            user_priority,
+            actors,
+            fifo_timeout,
+            code,
+            annotations,
+            stimulus_id,
+            start,
         )
         internals.graph_update_begins(scheduler)
         event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}
@@ -312,7 +323,7 @@ class Submitter:
     def link_restored(self) -> None:
         """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
         if self._arriving:
-            asyncio.ensure_future(self._ask_for_lost(list(self._arriving)))
+            internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
 
     async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
         await self.pager.durable()
@@ -372,9 +383,7 @@ class Submitter:
             "epoch": pager.session.epoch,
             "config": dask.config.config,
             "header": expr_ser.header,
-            "details": dumps(
-                {"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}
-            ),
+            "details": dumps({"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}),
         }
         outcome: int | None = None
         done = False

@@ -83,7 +83,7 @@ class Window:
     def changes(self) -> list[tuple[Resident, Level]]:
         """What is to be told now, and is from now on taken as told. Those without an id stay for later."""
         out = []
-        later = {}
+        later: dict[Resident, None] = {}
         for resident in self.changed:
             if resident.stub:
                 continue

@@ -162,21 +162,7 @@ class Credit:
     leases_seen: int
 
 
-Command = (
-    BeginGraph
-    | AddTasks
-    | SealGraph
-    | AbortGraph
-    | Want
-    | Unwant
-    | DropClient
-    | Report
-    | Fail
-    | Blame
-    | Cancel
-    | Retry
-    | Credit
-)
+Command = BeginGraph | AddTasks | SealGraph | AbortGraph | Want | Unwant | DropClient | Report | Fail | Blame | Cancel | Retry | Credit
 
 
 # ---------------------------------------------------------------------------------------------------------- answers
@@ -271,12 +257,4 @@ class Result:
     ready: int = 0
 
     def __bool__(self) -> bool:
-        return bool(
-            self.added
-            or self.leases
-            or self.release
-            or self.wants
-            or self.erred
-            or self.cancelled
-            or self.forgotten
-        )
+        return bool(self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten)

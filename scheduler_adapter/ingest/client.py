@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,14 @@ class IngestProcess:
         if line.strip() != b"ready":
             raise IngestFailed("the ingest process did not start; its messages stand in the scheduler's log")
 
-    async def run(self, job: dict[str, Any], frames: Sequence[Any]) -> AsyncIterator[dict[str, Any]]:
+    async def run(self, job: dict[str, Any], frames: Sequence[Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Messages of one submission, ending with `done`, `missing` or `error`. Closing the iterator stops the work.
 
         Raises IngestFailed if the process ends in the middle of it.
         """
-        if self._process is None or self._process.returncode is not None:
-            if self._starting is None or self._starting.done():
-                self.start()
+        running = self._process is not None and self._process.returncode is None
+        if not running and (self._starting is None or self._starting.done()):
+            self.start()
         assert self._starting is not None
         await asyncio.shield(self._starting)
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=2**26)
@@ -91,7 +91,7 @@ class IngestProcess:
             process.stdin.close()
             try:
                 await asyncio.wait_for(process.wait(), 3)
-            except (asyncio.TimeoutError, TimeoutError):
+            except TimeoutError:
                 process.kill()
                 await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

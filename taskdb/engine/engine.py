@@ -197,7 +197,9 @@ class Engine:
         again, as it stands.
         """
         self.check_epoch(txn, epoch)
+        before = self._end_earlier_epochs(txn, epoch)
         work = self._work(txn, epoch)
+        work.result = before
         held = set(held_ids)
         for task_id in held_ids:
             task = work.task(task_id)

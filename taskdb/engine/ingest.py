@@ -284,7 +284,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         if task is not None:
             ids.append(task.id)
             known_at.append(i)
-            _meet(work, graph, task, flag, own_deps)
+            _meet(work, graph, task, flag, own_deps, expected[i])
             if flag & _WANTED:
                 add_want(work, intern_client(work, graph.client), task, graph.id)
             recheck(work, task)
@@ -357,7 +357,7 @@ def _add_names(work: Work, graph: GraphRecord, command: AddTasks) -> None:
         work.txn.put(Table.BLOBS, GRAPH_PART.pack(graph.id, graph.annotations), blob)
 
 
-def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps: Sequence[int]) -> None:
+def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps: Sequence[int], expected: int) -> None:
     """A key that is there already: it keeps its links; those this submission names will not come."""
     for dep_id in own_deps:
         dep = work.task(dep_id)
@@ -369,6 +369,11 @@ def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps:
     if task.graph != graph.id:
         protector = intern_client(work, _protector(graph), internal=True)
         add_want(work, protector, task)
+    elif expected:
+        # A key that comes twice in one submission: dependents may name either index.
+        task.expected += expected
+        task.dirty = True
+        graph.expected += expected
     if flag & _HELD and task.state != MEMORY:
         work.flush_dependents()
         hold(work, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ def inc(x: int) -> int:
 
 def add(x: int, y: int) -> int:
     return x + y
+
+
+def first(x: Any, *others: Any) -> Any:
+    return x
 
 
 def total(xs: Any) -> int:
@@ -88,6 +93,8 @@ def where(*deps: Any) -> str:
 
 
 class Counter:
+    n = 0
+
     def __init__(self) -> None:
         self.n = 0
 
@@ -96,16 +103,26 @@ class Counter:
         return self.n
 
 
-class RaisesWhenUnpickled:
+class CannotBeUnpickled:
+    """Pickled by the client, and read nowhere: not in the scheduler, the ingest process or a worker."""
+
     def __reduce__(self) -> Any:
         return refuse, ()
 
 
 def refuse() -> None:
-    import os
+    raise TypeError("this cannot be unpickled here")
 
-    if os.environ.get("TASKDB_TEST_CLIENT") is None:
-        raise TypeError("this cannot be unpickled here")
+
+class CannotBeUnpickledOnWorkers:
+    def __reduce__(self) -> Any:
+        return refuse_on_workers, ()
+
+
+def refuse_on_workers() -> Any:
+    if "worker" in sys.argv:
+        raise TypeError("this cannot be unpickled on a worker")
+    return CannotBeUnpickledOnWorkers()
 
 
 # ------------------------------------------------------------------------------------------------------ on the scheduler
@@ -113,10 +130,6 @@ def refuse() -> None:
 
 def resident(dask_scheduler: Any) -> dict[str, str]:
     return {str(k): ts.state for k, ts in dask_scheduler.tasks.items()}
-
-
-def most_resident(dask_scheduler: Any) -> int:
-    return dask_scheduler.taskdb.pager.most_resident
 
 
 def group_counts(dask_scheduler: Any) -> dict[str, dict[str, int]]:
@@ -172,5 +185,16 @@ def ingest_pid(dask_scheduler: Any) -> int:
     return dask_scheduler.taskdb.ingest.pid
 
 
-def submissions(dask_scheduler: Any) -> int:
-    return len(dask_scheduler.taskdb.pager.submissions)
+def left_behind(dask_scheduler: Any) -> dict[str, Any]:
+    """What a scheduler without work should not have."""
+    found = {
+        "tasks": {str(k): ts.state for k, ts in dask_scheduler.tasks.items()},
+        "groups": group_counts(dask_scheduler),
+        "graph updates": dask_scheduler._active_graph_updates,
+    }
+    adapter = getattr(dask_scheduler, "taskdb", None)
+    if adapter is not None:
+        found["submissions"] = len(adapter.pager.residency.submissions)
+        found["window"] = [str(k) for k in adapter.pager.window.by_key]
+        found["leased"] = len(adapter.pager.window.leased)
+    return {name: value for name, value in found.items() if value}

@@ -33,7 +33,11 @@ def test_only_a_part_is_resident(client: Client, paged: bool) -> None:
     if not paged:
         pytest.skip("this graph fits the window")
     states: list[int] = []
-    future = client.get({**{f"wide-{i}": (f.slow_inc, i, 0.002) for i in range(1500)}, "wide-sum": (f.total, [f"wide-{i}" for i in range(1500)])}, "wide-sum", sync=False)
+    future = client.get(
+        {**{f"wide-{i}": (f.slow_inc, i, 0.002) for i in range(1500)}, "wide-sum": (f.total, [f"wide-{i}" for i in range(1500)])},
+        "wide-sum",
+        sync=False,
+    )
     while not future.done():
         states.append(sum(s in ("waiting", "released", "queued") for s in client.run_on_scheduler(f.resident).values()))
     assert future.result() == sum(range(1, 1501))
@@ -89,7 +93,9 @@ def test_cancel_without_force_leaves_others_their_future(client: Client, address
 
 def _wanting(client: Client, key: str) -> list[str]:
     return client.run_on_scheduler(
-        lambda dask_scheduler: [c.client_key for c in (dask_scheduler.tasks[key].who_wants if key in dask_scheduler.tasks else ()) if c.client_key != "taskdb"]
+        lambda dask_scheduler: [
+            c.client_key for c in (dask_scheduler.tasks[key].who_wants if key in dask_scheduler.tasks else ()) if c.client_key != "taskdb"
+        ]
     )
 
 

@@ -18,6 +18,8 @@ START_SECONDS_MAX = 90.0
 BAD = re.compile(r"Traceback|AssertionError|CRITICAL|\bERROR\b|InvariantBroken|coroutine .* was never awaited|Task exception was never")
 PASS = re.compile(
     r"graph of client .* refused: Error during deserialization"
+    # Stock, when a client leaves while something is told to it; and when workers are killed.
+    r"|Closed comm .* while trying to write|Batched Comm Closed"
     r"|already computed task|lost scattered|lost all workers|Couldn't gather|Heartbeat to scheduler"
 )
 
@@ -33,7 +35,8 @@ def free_port() -> int:
 
 
 class Cluster:
-    def __init__(self, folder: Path, *, window: int, workers: int, durability: str = "os"):
+    def __init__(self, folder: Path, *, window: int, workers: int, stock: bool = False, durability: str = "os"):
+        self.stock = stock
         self.folder = folder
         self.window = window
         self.wanted_workers = workers
@@ -70,8 +73,9 @@ class Cluster:
         self.start_daemon()
         contact = self.folder / "scheduler.json"
         options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
-        options += ["--scheduler-file", str(contact), "--preload", "scheduler_adapter"]
-        options += ["--taskdb-url", self.url, "--taskdb-window", str(self.window)]
+        options += ["--scheduler-file", str(contact)]
+        if not self.stock:
+            options += ["--preload", "scheduler_adapter", "--taskdb-url", self.url, "--taskdb-window", str(self.window)]
         self.scheduler = self._spawn("scheduler", "-m", "dask", "scheduler", *options)
         deadline = time.monotonic() + START_SECONDS_MAX
         while not (contact.exists() and contact.read_text().rstrip().endswith("}")):
@@ -133,17 +137,9 @@ class Cluster:
             path = self.folder / f"{name}.log"
             data = path.read_bytes()[self.offsets.get(name, 0) :]
             self.offsets[name] = self.offsets.get(name, 0) + len(data)
-            lines = data.decode(errors="replace").splitlines()
-            at = 0
-            while at < len(lines):
-                if BAD.search(lines[at]) and not PASS.search(lines[at]):
-                    end = at + 1
-                    while end < len(lines) and end < at + 60 and not re.match(r"\d{4}-\d\d-\d\d|taskdb: ", lines[end]):
-                        end += 1
-                    out.append(f"{name}.log: " + "\n    ".join(lines[at:end]))
-                    at = end
-                else:
-                    at += 1
+            for entry in re.split(r"\n(?=\d{4}-\d\d-\d\d |taskdb: )", data.decode(errors="replace")):
+                if BAD.search(entry) and not PASS.search(entry):
+                    out.append(f"{name}.log: " + "\n    ".join(entry.splitlines()[:60]))
         return out
 
     def stop(self) -> None:

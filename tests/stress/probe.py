@@ -15,6 +15,9 @@ def progress(dask_scheduler: Any) -> tuple[int, int]:
 def leftovers(dask_scheduler: Any) -> dict[str, Any]:
     """What must be empty once nobody wants anything. Empty values are left out."""
     s = dask_scheduler
+    if not hasattr(s, "taskdb"):
+        found = {"tasks": len(s.tasks), "task_groups": len(s.task_groups)}
+        return {k: v for k, v in found.items() if v}
     pager = s.taskdb.pager
     window = pager.window
     found = {
@@ -28,12 +31,15 @@ def leftovers(dask_scheduler: Any) -> dict[str, Any]:
             for n, p in s.task_prefixes.items()
             if any(v and k != "forgotten" for k, v in p.states.items())
         },
-        "pager.submissions": len(pager.submissions),
+        "pager.submissions": [
+            f"{x.name[:8]} followed={x.followed} remaining={x.remaining} sealed={x.sealed} under_way={x.runs_under_way}"
+            for x in pager.residency.submissions.values()
+        ],
         "pager.fire_and_forget": len(pager.fire_and_forget),
-        "holder": len(pager.holder.wants_what),
-        "arriving": len(getattr(getattr(s.taskdb, "clients", None), "submitter", None)._arriving),
+        "holder": len(pager.residency.holder.wants_what),
+        "arriving": len(s.taskdb.clients.submitter._arriving),
         "inboxes busy": sum(not i.idle for i in s.taskdb.clients.inboxes.values()),
-        "ledger debts": dict(getattr(pager.ledger, "_debts", {})),
+        "ledger debts": dict(getattr(pager.residency.ledger, "_debts", {})),
         "active_graph_updates": s._active_graph_updates,
         "wants": {c: len(cs.wants_what) for c, cs in s.clients.items() if cs.wants_what},
     }
@@ -63,7 +69,9 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
             parts.append(f"id={r.id} paged={r.paged} stub={r.stub} told={r.told!r} leaving={r.leaving} leased={r in window.leased}")
         return " ".join(parts)
 
-    shown = [ts for ts in s.tasks.values() if ts.state not in ("memory",)][:15] + [ts for ts in s.tasks.values() if ts.state == "memory"][:15]
+    shown = [ts for ts in s.tasks.values() if ts.state not in ("memory",)][:15] + [ts for ts in s.tasks.values() if ts.state == "memory"][
+        :15
+    ]
     return {
         "tasks": dict(Counter(ts.state for ts in s.tasks.values())),
         "window": {"by_key": len(window.by_key), "changed": len(window.changed), "leased": len(window.leased)},
@@ -76,14 +84,14 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
         "pager": {
             "backlog": pager.backlog,
             "ready_on_disk": pager.ready_on_disk,
-            "credit_told": pager._credit_told,
-            "leases_seen": pager._leases_seen,
+            "credit_told": getattr(pager, "_credit_told", None),
+            "leases_seen": getattr(pager, "_leases_seen", None),
             "session.leases_seen": session.leases_seen,
-            "flush": str(pager._flush),
-            "busy": pager._busy,
-            "pending": len(pager._pending),
-            "asked": len(pager._asked),
-            "waiters": len(pager._waiters),
+            "flush": str(getattr(pager, "_flush", None)),
+            "busy": getattr(pager, "_busy", None),
+            "pending": len(getattr(pager, "_pending", ())),
+            "asked": len(getattr(pager, "_asked", ())),
+            "waiters": len(getattr(pager, "_waiters", ())),
         },
         "inboxes": {c: [m.op for m in i.waiting()] for c, i in s.taskdb.clients.inboxes.items() if not i.idle},
         "workers": {w.name: [len(w.processing), len(w.has_what)] for w in s.workers.values()},

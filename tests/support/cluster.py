@@ -20,7 +20,9 @@ from bench.processes import ROOT, ProcessDied, Processes, Spawned, await_port, d
 #: For every single thing a test waits for. Machines that run tests are small and shared.
 PATIENCE_SECONDS = 30.0
 #: What stock's `validate` and the adapter say when they find a fault.
-_FAULT = re.compile(r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL|Task exception was never")
+_FAULT = re.compile(
+    r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL|Task exception was never"
+)
 
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE_SECONDS) -> Any:
@@ -39,7 +41,8 @@ def dask(*words: str) -> list[str]:
 class Cluster:
     """Use as a context manager.
 
-    `window`: None for the default. `embedded`: the scheduler starts its own daemon. `env`: for the scheduler, over the environment.
+    `window`: None for the default. `embedded`: the scheduler starts its own daemon. `stock`: a scheduler without the adapter, to see whether
+    a test asks of ours what stock does. `env`: for the scheduler, over the environment.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class Cluster:
         window: int | None = None,
         workers: int = 2,
         embedded: bool = False,
+        stock: bool = False,
         serve: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         worker_args: tuple[tuple[str, ...], ...] = (),
     ) -> None:
-        self.folder = folder
+        self.folder = self._first_folder = folder
+        self._generation = 0
         self.window = window
         self.processes = Processes(folder)
         self.workers: list[Spawned] = []
@@ -61,6 +66,7 @@ class Cluster:
         self.scheduler: Spawned
         self.address = ""
         self._embedded = embedded
+        self.stock = stock
         self._serve = serve
         self._wanted = workers
         self._worker_args = worker_args
@@ -72,7 +78,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            if not self._embedded:
+            if not self._embedded and not self.stock:
                 self.start_daemon()
             self.start_scheduler()
             for i in range(self._wanted):
@@ -87,6 +93,19 @@ class Cluster:
     def __exit__(self, *exc_info: object) -> None:
         self.processes.stop()
 
+    def start_anew(self) -> None:
+        """Other processes and an empty store."""
+        self.processes.stop()
+        self._generation += 1
+        self.folder = self._first_folder / f"again-{self._generation}"
+        self.folder.mkdir()
+        self.processes = Processes(self.folder)
+        self.workers = []
+        self._read = 0
+        self.port = free_port()
+        self.url = f"127.0.0.1:{free_port()}"
+        self.__enter__()
+
     # ------------------------------------------------------------------------------------------------------- processes
 
     def start_daemon(self) -> Spawned:
@@ -98,6 +117,8 @@ class Cluster:
 
     def scheduler_command(self, port: int, *more: str) -> list[str]:
         args = dask("scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", "127.0.0.1:0", "--no-dashboard")
+        if self.stock:
+            return args
         args += ["--preload", "scheduler_adapter"]
         if not self._embedded:
             args += ["--taskdb-url", self.url]
@@ -109,7 +130,8 @@ class Cluster:
         with mock.patch.dict(os.environ, self._env):
             self.scheduler = self.processes.start("scheduler", self.scheduler_command(self.port))
         self.address = f"tcp://127.0.0.1:{self.port}"
-        self._await(self.scheduler, lambda: "taskdb: epoch" in self.scheduler_log())
+        # It listens now, and serves once the preload has had its turn.
+        self._await(self.scheduler, lambda: "Scheduler at:" in self.scheduler_log())
         return self.scheduler
 
     def start_worker(self, *args: str, wait: bool = True, nthreads: int = 1) -> Spawned:
@@ -162,7 +184,9 @@ def cluster(folder: Path, **options: Any) -> Iterator[Cluster]:
         yield it
 
 
-def run(args: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    args: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
     """`python ARGS` to its end."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(

@@ -106,6 +106,8 @@ class Model:
                 graph.keys.append(key)
                 if task.graph != name:
                     task.wants.setdefault(f"!{name}", "")
+                else:
+                    task.expected += declared
                 if flags & TaskFlag.HELD and task.state != MEMORY:
                     self.hold(task)
                 if flags & TaskFlag.WANTED:

@@ -233,6 +233,15 @@ def test_what_an_open_submission_found_stays_until_it_is_sealed() -> None:
     assert world.state("c") == "forgotten"
 
 
+def test_a_key_that_comes_twice_is_kept_for_the_dependents_of_both() -> None:
+    world = World()
+    world.do(c.BeginGraph("g", "client", 0.0, 0.0), c.AddTasks("g", 0, [b"a", b"a"], dependent_counts=[0, 1]))
+    wanted = int(TaskFlag.WANTED)
+    world.do(c.AddTasks("g", 2, [b"b"], flags=[wanted], dep_counts=[1], deps=[1]), c.SealGraph("g"))
+    assert world.refused == []
+    assert world.states("ab") == ["queued", "waiting"]
+
+
 def test_an_abort_forgets_only_what_came_with_it() -> None:
     world = chain()
     world.add("h", {"c": [], "d": ["c"], "e": []}, want="cde", seal=False)

@@ -75,7 +75,7 @@ class Adapter:
         elif state == "live":
             logger.warning("taskdb: the daemon is back")
             self.pager.link_restored()
-            self.submitter.link_restored()
+            self.submitter.arrivals.link_restored()
         else:
             # Fenced, or refused for good: a scheduler without its database must not run on.
             logger.critical("taskdb: %s; this scheduler stops", detail)

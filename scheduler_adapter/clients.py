@@ -235,7 +235,7 @@ class Clients:
             residents.append(resident)
         flags = int(TaskFlag.DATA | TaskFlag.HELD)
         run = AddTasks(name, 0, [pack_key(k) for k in keys], flags=[flags] * len(keys), new_groups=["data"])
-        self.submitter.expect(submission, run, residents, set(keys))
+        self.submitter.arrivals.expect(submission, run, residents, set(keys), [])
         # Wanted in the same breath, or the database would forget it at once.
         wants = [Want(client, run.keys)] if client else []
         self.pager.send(BeginGraph(name, client or "", 0.0, 0.0, "scatter"), run, *wants, SealGraph(name))

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -23,6 +23,7 @@ from distributed.scheduler import Scheduler
 from distributed.utils import offload
 
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.arrivals import Arrivals
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs
 from scheduler_adapter.ingest.client import IngestProcess
@@ -31,8 +32,8 @@ from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
-from taskdb.commands import AbortGraph, Added, AddTasks, BeginGraph, SealGraph, Unwant
-from taskdb.errors import TaskDBError, Unavailable
+from taskdb.commands import BeginGraph, SealGraph, Unwant
+from taskdb.errors import Unavailable
 from taskdb.model import Level
 
 logger = logging.getLogger("taskdb.adapter")
@@ -41,34 +42,13 @@ logger = logging.getLogger("taskdb.adapter")
 INLINE_TASKS = 16
 
 
-class RemoteGraphError(Exception):
-    """The daemon refused a graph."""
-
-
-@dataclass
-class Arriving:
-    """An AddTasks under way: whose ids they will be."""
-
-    submission: Submission
-    groups: list[str]
-    residents: list[Resident | None]
-    #: Keys the client wants of the whole graph.
-    keys: set[Any]
-    #: Packed keys of the run.
-    packed: Sequence[bytes]
-
-
 class Submitter:
     def __init__(self, scheduler: Scheduler, config: AdapterConfig, pager: Pager, ingest: IngestProcess):
         self.scheduler = scheduler
         self.config = config
         self.pager = pager
         self.ingest = ingest
-        self._arriving: dict[tuple[str, int], Arriving] = {}
-        #: Answered, but not known to be on disk.
-        self._answered: dict[tuple[str, int], Arriving] = {}
-        pager.on_added = self._added
-        pager.on_refused = self._refused
+        self.arrivals = Arrivals(scheduler, pager)
 
     async def take(
         self,
@@ -268,99 +248,17 @@ class Submitter:
                 submission.groups.update(run.new_groups)
                 these = keys[run.first_index : run.first_index + len(run.keys)]
                 groups = [] if submission.followed else [names[g] for g in run.groups]
-                self.expect(submission, run, [residents.get(k) for k in these], details.keys, groups)
+                self.arrivals.expect(submission, run, [residents.get(k) for k in these], details.keys, groups)
                 commands.append(run)
                 if run.first_index + len(run.keys) < len(keys):
                     pager.send(*commands)
                     commands = []
                     await asyncio.sleep(0)
         except Exception:
-            self._abort(details.name)
+            self.arrivals.abort(details.name)
             raise
         submission.sealed = True
         pager.send(*commands, SealGraph(details.name), urgent=not submission.followed)
-
-    def expect(
-        self, submission: Submission, run: AddTasks, residents: list[Resident | None], keys: set[Any], groups: list[str] | None = None
-    ) -> None:
-        """Ids will come with the answer to `run`: for these residents, and to be counted in these groups."""
-        submission.runs_under_way += 1
-        self._arriving[submission.name, run.first_index] = Arriving(submission, groups or [], residents, keys, run.keys)
-
-    def _added(self, added: Added) -> None:
-        at = (added.submission, added.first_index)
-        arriving = self._arriving.pop(at, None)
-        if arriving is None:
-            # Said again, after the daemon died: only the ids can be others.
-            if (arriving := self._answered.get(at)) is not None:
-                self._identify(arriving, added)
-            return
-        assert self.pager.session is not None
-        if self.pager.session.unacked <= 1:
-            self._answered.clear()
-        self._answered[at] = arriving
-        submission = arriving.submission
-        known = set(added.known)
-        submission.remaining += len(added.ids) - len(known)
-        submission.runs_under_way -= 1
-        self._identify(arriving, added)
-        if arriving.groups:
-            counts = Counter(name for i, name in enumerate(arriving.groups) if i not in known)
-            for name, count in counts.items():
-                self.pager.residency.ledger.announce(name, count, submission.computation)
-        if added.missing:
-            self._abort(submission.name)
-            self._lost_keys(submission.client, arriving.keys)
-        self.pager.residency.maybe_end(submission)
-
-    def _identify(self, arriving: Arriving, added: Added) -> None:
-        window = self.pager.window
-        for id, resident in zip(added.ids, arriving.residents, strict=True):
-            if resident is not None and id and resident.id != id:
-                window.identify(resident, id)
-                window.changed[resident] = None
-
-    def link_restored(self) -> None:
-        """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
-        if self._arriving:
-            internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
-
-    async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
-        await self.pager.durable()
-        session = self.pager.session
-        for at in runs:
-            arriving = self._arriving.get(at)
-            if arriving is None or session is None:
-                continue
-            found = await session.get_tasks(arriving.packed)
-            self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
-
-    def _refused(self, refused: Any) -> None:
-        """The daemon refused a command. A graph it belonged to has been aborted there: its client is told why."""
-        _, name_refused, _, text = refused
-        keys: set[Any] = set()
-        client = ""
-        for (name, _), arriving in list(self._arriving.items()):
-            if name == name_refused:
-                keys |= arriving.keys
-                client = arriving.submission.client
-        logger.error("the daemon refused a command: %s", text)
-        submission = self.pager.residency.submissions.pop(name_refused, None)
-        if submission is None:
-            return
-        residents = [r for (name, _), a in self._arriving.items() if name == name_refused for r in a.residents if r is not None]
-        self._forget_arriving(name_refused)
-        if submission.followed:
-            # It runs all the same: the scheduler has it whole. Only the database does not know it.
-            logger.error("graph %s is not in the database: it runs, but is not followed", name_refused)
-            for resident in residents:
-                if not resident.id:
-                    window = self.pager.window
-                    window.changed.pop(resident, None)
-                    if resident.task is not None:
-                        window.drop(resident)
-            return
-        internals.failed_submission(self.scheduler, RemoteGraphError(text), keys, client)
 
     # ---------------------------------------------------------------------------------------------------------- large
 
@@ -405,7 +303,7 @@ class Submitter:
         finally:
             submission.sealed = True
             if not done or outcome is None:
-                self._abort(details.name)
+                self.arrivals.abort(details.name)
         if outcome is None:
             self._lost(details)
             return None
@@ -481,24 +379,7 @@ class Submitter:
                 logger.exception(e)
 
     def _lost(self, details: _Details) -> None:
-        self._lost_keys(details.client, details.keys)
-
-    def _lost_keys(self, client: str, keys: set[Any]) -> None:
-        """As stock does for a graph whose inputs are gone."""
-        self.scheduler.report({"op": "cancelled-keys", "keys": list(keys), "reason": "lost dependencies"}, client=client)
-        if client in self.scheduler.clients:
-            self.scheduler.client_releases_keys(keys=list(keys), client=client, stimulus_id="taskdb-lost-dependencies")
-
-    def _abort(self, name: str) -> None:
-        self._forget_arriving(name)
-        try:
-            self.pager.send(AbortGraph(name))
-        except TaskDBError as e:  # pragma: no cover
-            logger.error("cannot abort graph %s: %s", name, e)
-
-    def _forget_arriving(self, name: str) -> None:
-        for key in [k for k in self._arriving if k[0] == name]:
-            del self._arriving[key]
+        self.arrivals.lost(details.client, details.keys)
 
 
 @dataclass

@@ -1,0 +1,142 @@
+"""Runs of tasks on their way to the database: whose ids the answer will bring, and what to do if there is none, or a refusal."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed.scheduler import Scheduler
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.pager import Pager
+from scheduler_adapter.residency import Submission
+from scheduler_adapter.window import Resident
+from taskdb.commands import AbortGraph, Added, AddTasks
+
+logger = logging.getLogger("taskdb.adapter")
+
+
+class GraphRefused(Exception):
+    """The database did not take a graph (it is full, or the graph is over a bound)."""
+
+
+@dataclass
+class Arriving:
+    """An AddTasks under way."""
+
+    submission: Submission
+    #: Group of each task, if they are to be counted on disk.
+    groups: list[str]
+    #: Who waits for the ids; None for tasks that are not resident.
+    residents: Sequence[Resident | None]
+    #: Keys the client wants of the whole graph.
+    wanted: set[Any]
+    #: Packed keys of the run.
+    packed: Sequence[bytes]
+
+
+class Arrivals:
+    def __init__(self, scheduler: Scheduler, pager: Pager):
+        self.scheduler = scheduler
+        self.pager = pager
+        self._arriving: dict[tuple[str, int], Arriving] = {}
+        #: Answered, but not known to be on disk.
+        self._answered: dict[tuple[str, int], Arriving] = {}
+        pager.on_added = self._added
+        pager.on_refused = self._refused
+
+    def expect(
+        self, submission: Submission, run: AddTasks, residents: Sequence[Resident | None], wanted: set[Any], groups: list[str]
+    ) -> None:
+        """Ids will come with the answer to `run`: for these residents, and to be counted in these groups (empty: not at all)."""
+        submission.runs_under_way += 1
+        self._arriving[submission.name, run.first_index] = Arriving(submission, groups, residents, wanted, run.keys)
+
+    def abort(self, name: str) -> None:
+        """The submission is given up: nothing of it is to stay."""
+        self._forget(name)
+        self.pager.send(AbortGraph(name))
+
+    def lost(self, client: str, wanted: set[Any]) -> None:
+        """As stock does for a graph whose inputs are gone."""
+        self.scheduler.report({"op": "cancelled-keys", "keys": list(wanted), "reason": "lost dependencies"}, client=client)
+        self._end_wants(client, wanted)
+
+    def link_restored(self) -> None:
+        """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
+        if self._arriving:
+            internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
+
+    async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
+        await self.pager.durable()
+        session = self.pager.session
+        for at in runs:
+            arriving = self._arriving.get(at)
+            if arriving is None or session is None:
+                continue
+            found = await session.get_tasks(arriving.packed)
+            self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
+
+    def _added(self, added: Added) -> None:
+        at = (added.submission, added.first_index)
+        arriving = self._arriving.pop(at, None)
+        if arriving is None:
+            # Said again, after the daemon died: only the ids can be others.
+            if (arriving := self._answered.get(at)) is not None:
+                self._identify(arriving, added)
+            return
+        assert self.pager.session is not None
+        if self.pager.session.unacked <= 1:
+            self._answered.clear()
+        self._answered[at] = arriving
+        submission = arriving.submission
+        known = set(added.known)
+        submission.remaining += len(added.ids) - len(known)
+        submission.runs_under_way -= 1
+        self._identify(arriving, added)
+        if arriving.groups:
+            counts = Counter(name for i, name in enumerate(arriving.groups) if i not in known)
+            for name, count in counts.items():
+                self.pager.residency.ledger.announce(name, count, submission.computation)
+        if added.missing:
+            self.abort(submission.name)
+            self.lost(submission.client, arriving.wanted)
+        self.pager.residency.maybe_end(submission)
+
+    def _identify(self, arriving: Arriving, added: Added) -> None:
+        window = self.pager.window
+        for id, resident in zip(added.ids, arriving.residents, strict=True):
+            if resident is not None and id and resident.id != id:
+                window.identify(resident, id)
+                window.changed[resident] = None
+
+    def _refused(self, refused: tuple[int, str, str, str]) -> None:
+        """The daemon refused a command, and aborted the graph it belonged to: its client is told why."""
+        _, name, _, text = refused
+        logger.error("the database refused a graph: %s", text)
+        runs = [a for (other, _), a in self._arriving.items() if other == name]
+        self._forget(name)
+        submission = self.pager.residency.submissions.pop(name, None)
+        if submission is None or not runs:
+            return
+        window = self.pager.window
+        for arriving in runs:
+            for resident in arriving.residents:
+                if resident is not None and not resident.id:
+                    # It is the scheduler's alone now; stock ends it with the client's wants.
+                    window.changed.pop(resident, None)
+                    window.drop(resident)
+        wanted = runs[0].wanted
+        internals.failed_submission(self.scheduler, GraphRefused(text), wanted, submission.client)
+        self._end_wants(submission.client, wanted)
+
+    def _end_wants(self, client: str, wanted: set[Any]) -> None:
+        if client in self.scheduler.clients:
+            self.scheduler.client_releases_keys(keys=list(wanted), client=client, stimulus_id="taskdb-refused")
+
+    def _forget(self, name: str) -> None:
+        for at in [at for at in self._arriving if at[0] == name]:
+            del self._arriving[at]

@@ -349,6 +349,9 @@ class GroupLedger:
     def leaves(self, ts: TaskState, done: bool) -> None:
         """A task the scheduler has just forgotten is on disk again. To be called before stock looks whether its group is empty."""
         state = "released" if done else "waiting"
+        if ts.group.states["waiting"] < 0:
+            # The database has forgotten it before it left.
+            state = "waiting"
         for c in (ts.group, ts.group.prefix):
             c.states["forgotten"] -= 1
             c.states[state] += 1

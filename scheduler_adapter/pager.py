@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -57,6 +58,7 @@ class Pager(SchedulerPlugin):
         self._flush_is_urgent = False
         self._gathering = False
         self._unneeded_now: list[Resident] = []
+        self._ended_at: deque[tuple[int, Unwant]] = deque()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
         self._loop = asyncio.get_running_loop()
@@ -66,6 +68,13 @@ class Pager(SchedulerPlugin):
     def send(self, *commands: Command, urgent: bool = False) -> None:
         """Queue commands, in order. `urgent`: somebody waits for the answer."""
         self._pending.extend(commands)
+        ending = self.residency.ending
+        for command in commands:
+            if type(command) is Unwant:
+                ending.update(((command.client, key), command) for key in command.keys)
+            elif type(command) is Want and ending:
+                for key in command.keys:
+                    ending.pop((command.client, key), None)
         self.schedule(urgent=urgent)
 
     def schedule(self, *, urgent: bool = False) -> None:
@@ -100,7 +109,10 @@ class Pager(SchedulerPlugin):
         if commands or (self.backlog and told != self._credit_told):
             self._credit_told = told
             commands.append(Credit(*told, session.leases_seen))
-            session.send(commands)
+            seq = session.send(commands)
+            for command in commands:
+                if type(command) is Unwant:
+                    self._ended_at.append((seq, command))
 
     def _reports(self) -> list[Command]:
         """What changed since the last time. Finished tasks come first, and those that left last: so the database never sees a result gone
@@ -225,7 +237,15 @@ class Pager(SchedulerPlugin):
 
     def end_fire_and_forget(self, key: Any) -> None:
         self.fire_and_forget.discard(key)
+        # Stock ends this want only where the task itself ran.
+        self._loop.call_soon(self._end_stock_want, key)
         self.send(Unwant(FIRE_AND_FORGET, [pack_key(key)]))
+
+    def _end_stock_want(self, key: Any) -> None:
+        ts = self.scheduler.tasks.get(key)
+        cs = internals.client_state(self.scheduler, FIRE_AND_FORGET)
+        if cs is not None and ts is not None and ts in cs.wants_what and key not in self.fire_and_forget:
+            internals.release_wants(self.scheduler, [key], cs, "taskdb-fire-and-forget")
 
     def restart(self, scheduler: Scheduler) -> None:
         self.residency.clear()
@@ -257,6 +277,12 @@ class Pager(SchedulerPlugin):
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters = [w for w in self._waiters if w[0] > seq]
+        while seq and self._ended_at and self._ended_at[0][0] <= seq:
+            _, command = self._ended_at.popleft()
+            ending = self.residency.ending
+            for key in command.keys:
+                if ending.get((command.client, key)) is command:
+                    del ending[command.client, key]
         if self._gathering or self._pending or self.window.changed:
             self._gathering = False
             self.schedule()
@@ -277,7 +303,7 @@ class Pager(SchedulerPlugin):
         resident = self.window.by_key.get(unpack_key(want.key))
         if resident is not None and resident.task is not None:
             cs = internals.client_state(self.scheduler, want.client)
-            if cs is not None and cs not in (resident.task.who_wants or ()):
+            if cs is not None and cs not in (resident.task.who_wants or ()) and (want.client, want.key) not in self.residency.ending:
                 internals.hold(resident.task, cs)
                 self.scheduler.report_on_key(ts=resident.task, client=want.client)
         elif want.state is TaskState.ERRED:

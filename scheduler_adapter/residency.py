@@ -16,7 +16,7 @@ from distributed.scheduler import Scheduler
 from distributed.scheduler import TaskState as DaskTask
 
 from scheduler_adapter import dask_internals as internals
-from scheduler_adapter.keys import unpack_key
+from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.specs import StoredSpec
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import GroupCount, Lease
@@ -58,6 +58,8 @@ class Residency:
         self.holder = internals.holder()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
+        #: Wants whose end the database has not confirmed: what it says of them is old.
+        self.ending: dict[tuple[str, bytes], Any] = {}
         self._annotations: dict[bytes, dict[str, Any]] = {}
         #: Called with paged tasks whose last dependent has finished here.
         self.on_unneeded: Callable[[list[Resident]], None] = lambda residents: None
@@ -136,12 +138,20 @@ class Residency:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
         internals.hold(ts, self.holder)
-        self._want(ts, lease.clients)
+        self._want(ts, lease.key, lease.clients)
         self.window.leased.add(resident)
         return ts
 
-    def _want(self, ts: DaskTask, clients: list[str]) -> None:
+    def wanted_again(self, client: str, keys: Any) -> None:
+        """A client that let go of these wants them again: what the database says of its wants is no longer old."""
+        if self.ending:
+            for key in keys:
+                self.ending.pop((client, pack_key(key)), None)
+
+    def _want(self, ts: DaskTask, key: bytes, clients: list[str]) -> None:
         for client in clients:
+            if (client, key) in self.ending:
+                continue
             cs = internals.client_state(self.scheduler, client)
             if cs is not None:
                 internals.hold(ts, cs)
@@ -159,7 +169,7 @@ class Residency:
         ts = resident.task
         if resident.id != lease.id:
             self.window.identify(resident, lease.id)
-        self._want(ts, lease.clients)
+        self._want(ts, lease.key, lease.clients)
         resident.dependents = None
         deps = self._dependencies(lease)
         if ts.state in ("erred", "released") and deps is not None:
@@ -233,7 +243,7 @@ class Residency:
 
     def release(self, residents: list[Resident]) -> None:
         """Let go of what nobody needs, unless somebody here has just begun to need it: then say again what it is."""
-        keys = {r.key for r in residents}
+        going: dict[Any, Resident] = {}
         for resident in residents:
             ts = resident.task
             if ts is None or resident.stub:
@@ -243,10 +253,15 @@ class Residency:
                 if self.holder in (ts.who_wants or ()):
                     internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
                 continue
-            if self.needed_here(ts, keys):
-                self.window.tell_again([resident])
-                continue
-            self._let_go(resident, ts)
+            going[resident.key] = resident
+        # What stays needs its dependencies, too.
+        while stays := [r for r in going.values() if self.needed_here(r.task, going)]:
+            for resident in stays:
+                del going[resident.key]
+            self.window.tell_again(stays)
+        for resident in going.values():
+            if resident.task is not None:
+                self._let_go(resident, resident.task)
 
     def release_unneeded(self, residents: list[Resident]) -> None:
         """The same for what the count of dependents says: the database is told, not asked."""
@@ -304,6 +319,7 @@ class Residency:
         """After `Scheduler.restart` nothing is resident."""
         self.window.clear()
         self.ledger.clear()
+        self.ending.clear()
         self.holder = internals.holder()
         self._annotations.clear()
 

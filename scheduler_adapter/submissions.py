@@ -186,6 +186,7 @@ class Submitter:
         if internals.lost_dependencies(scheduler, graph.dsk, details.keys):
             self._lost(details)
             return None
+        self.pager.residency.wanted_again(details.client, details.keys)
         internals.create_tasks(
             scheduler,
             dsk=graph.dsk,
@@ -357,6 +358,7 @@ class Submitter:
 
     def want_resident(self, keys: Iterable[Any], client: str) -> None:
         """The client's wants of what is resident already, with stock's reports of what is finished."""
+        self.pager.residency.wanted_again(client, keys)
         tasks = self.scheduler.tasks
         here = [key for key in keys if key in tasks]
         if here and client in self.scheduler.clients:

@@ -198,7 +198,7 @@ class Lease:
     #: Clients that want the result.
     clients: list[str]
     #: Dependents that still need the result, those still to arrive among them.
-    dependents: int
+    dependents: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class Writer:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._txn: WriteTxn | None = None
+        #: A transaction was dropped since the last one began; at the start, perhaps by a crash.
+        self._dropped = True
         #: Commands and steps in the open transaction.
         self._uncommitted = 0
         #: Last batch of the peer in the open transaction that it waits to hear Durable of; 0 if none.
@@ -247,7 +249,7 @@ class Writer:
 
     def start(self) -> None:
         """Take up what an earlier life left to do; batches wait for it, as it may be what a new epoch has to clear away."""
-        self._engine.opened(self._begin())
+        self._begin()
         self._commit()
         if self._unsettled():
             self.settled.clear()
@@ -310,6 +312,10 @@ class Writer:
     def _begin(self) -> WriteTxn:
         if self._txn is None:
             self._txn = self._store.write()
+            if self._dropped:
+                # Ids it told are the scheduler's: they must not come true for other tasks.
+                self._dropped = False
+                self._engine.opened(self._txn)
         return self._txn
 
     def _check_open(self) -> None:
@@ -382,6 +388,7 @@ class Writer:
         txn, self._txn = self._txn, None
         self._uncommitted = 0
         self._seq = 0
+        self._dropped = True
         if txn is not None:
             txn.abort()
 

@@ -171,18 +171,33 @@ class Residency:
             self.window.identify(resident, lease.id)
         self._want(ts, lease.key, lease.clients)
         resident.dependents = None
-        deps = self._dependencies(lease)
-        if ts.state in ("erred", "released") and deps is not None:
-            resident.leaving = False
-            internals.hold(ts, self.holder)
-            if ts.state == "erred":
-                # Cut first: the database itself revives what depends on it.
-                internals.cut_dependents(ts)
-                self.scheduler.transitions({ts.key: "released"}, "taskdb-retry")
-            internals.relink(ts, [dep.task for dep in deps])
-            resident.paged = True
-            self._move({ts.key: "waiting"}, "taskdb-retry")
+        if ts.state in ("erred", "released"):
+            deps = self._dependencies(lease)
+            if deps is None:
+                # A dependency left while the lease was under way: give it back.
+                resident.told = Level.HELD
+                ts.has_lost_dependencies = True
+                self._move({ts.key: "forgotten"}, "taskdb-retry")
+                return
+            self._start_again(resident, [dep.task for dep in deps])
         self.window.tell_again([resident])
+
+    def _start_again(self, resident: Resident, deps: list[DaskTask]) -> None:
+        ts = resident.task
+        resident.leaving = False
+        resident.paged = True
+        internals.hold(ts, self.holder)
+        if ts.state == "erred":
+            # Cut first: the database itself revives what depends on it.
+            internals.cut_dependents(ts)
+            self.scheduler.transitions({ts.key: "released"}, "taskdb-retry")
+        internals.relink(ts, deps)
+        blamed = next((dep for dep in deps if dep.exception_blame is not None), None)
+        if blamed is not None:
+            ts.exception_blame = blamed.exception_blame
+            self._move({ts.key: "erred"}, "taskdb-retry")
+        else:
+            self._move({ts.key: "waiting"}, "taskdb-retry")
 
     def _move(self, recommendations: dict[Any, Any], stimulus_id: str) -> None:
         if recommendations:

@@ -101,6 +101,10 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     }
 
 
-def story(key: Any, dask_scheduler: Any) -> list[str]:
+def stories(dask_scheduler: Any) -> dict[str, list[str]]:
+    """What lately happened to some tasks that are left."""
     s = dask_scheduler
-    return [str(x) for x in s.story(key)][-30:]
+    shown = [ts for ts in s.tasks.values() if ts.state != "memory"][:3] + [ts for ts in s.tasks.values() if ts.state == "memory"][:2]
+    return {
+        str(ts.key): [f"{t.timestamp:.3f} {t.start} -> {t.finish} {t.stimulus_id}" for t in s.story(ts.key) if t.key == ts.key][-14:] for ts in shown
+    }

@@ -74,7 +74,7 @@ class Run:
         self.kills = 0
 
     def say(self, *what: Any) -> None:
-        print(f"{time.strftime('%H:%M:%S')}", *what, file=self.trace, flush=True)
+        print(f"{time.time():.2f}", *what, file=self.trace, flush=True)
 
     def new_name(self, what: str) -> str:
         self.names += 1
@@ -573,6 +573,8 @@ class Run:
                     print("\n".join(v))
                 else:
                     print(f"{k}: {v}")
+            for k, v in self.observer.run_on_scheduler(probe.stories).items():
+                print("story of", k, *v, sep="\n    ")
         except Exception as e:
             print("no state of the scheduler:", repr(e))
         print("taskdb status:", json.dumps(self.cluster.status())[:3000])

@@ -5,6 +5,7 @@ Used in the scheduler for small graphs and in the ingest process for all others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -12,11 +13,10 @@ from typing import Any
 
 import dask
 from dask._task_spec import convert_legacy_graph
-from distributed.protocol.pickle import dumps
 from distributed.utils import key_split_group
 
 from scheduler_adapter.keys import pack_key
-from scheduler_adapter.specs import StoredSpec, is_p2p, pickle_spec
+from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, pickle_spec, shrink
 from taskdb.commands import AddTasks
 from taskdb.errors import InvalidRequest, LimitExceeded
 from taskdb.limits import SPEC_BYTES_MAX
@@ -26,6 +26,10 @@ from taskdb.model import TaskFlag
 RUN_TASKS = 512
 #: Specs in one run, so that a message stays far below MESSAGE_BYTES_MAX.
 RUN_BYTES = 4 * 2**20
+#: Specs of a group are compressed with a common dictionary if there are so many tasks in it, and its first spec has so many bytes (deflate
+#: looks back 32 KiB).
+DICTIONARY_TASKS = 8
+DICTIONARY_BYTES = (128, 32 * 1024)
 
 
 @dataclass
@@ -124,72 +128,109 @@ def runs(graph: Graph, submission: str, *, held: bool, consume: bool = False) ->
 
     Raises LimitExceeded for a key or a spec over its bound.
     """
-    index: dict[Any, int] = {}
-    dependents: dict[Any, int] = dict.fromkeys(graph.external, 0)
-    for spec in graph.dsk.values():
-        for dep in spec.dependencies:
-            dependents[dep] = dependents.get(dep, 0) + 1
-    group_of_index: list[int] = []
-    group_numbers: dict[str, int] = {}
-    group_names: list[str] = []
-    blobs: dict[Any, int] = {}
-    # Blobs are recognised by the identity of their values, so those must outlive the loop.
-    kept: list[Any] = []
-    run = _Run(submission, 0)
+    return _Writer(graph, submission, held, consume).runs()
 
-    def add(key: Any, spec: Any, base_flags: int) -> None:
-        flags = base_flags | (TaskFlag.WANTED if key in graph.wanted else 0)
+
+class _Writer:
+    """Turns a graph into runs, one after another."""
+
+    def __init__(self, graph: Graph, submission: str, held: bool, consume: bool):
+        self.graph = graph
+        self.submission = submission
+        self.consume = consume
+        self.flags = int(TaskFlag.HELD) if held else 0
+        self.index: dict[Any, int] = {}
+        self.dependents: Counter[Any] = Counter()
+        self.groups: dict[Any, str] = {}
+        self.group_sizes: Counter[str] = Counter()
+        for key in graph.external:
+            self._see(key, ())
+        for key, spec in graph.dsk.items():
+            if key in spec.dependencies:
+                raise InvalidRequest(f"task {key!r} depends on itself")
+            self._see(key, spec.dependencies)
+        #: Groups of the tasks that are out.
+        self._group_names: dict[Any, str] = {}
+        self.group_numbers: dict[str, int] = {}
+        self.dictionaries: dict[str, bytes] = {}
+        self.shared_numbers: dict[Any, int] = {}
+        # Blobs are told apart by the identity of their values, so those must outlive the loop.
+        self.kept: list[Any] = []
+        self.run = _Run(submission, 0)
+
+    def _see(self, key: Any, dependencies: Iterable[Any]) -> None:
+        group = self.groups[key] = key_split_group(key)
+        self.group_sizes[group] += 1
+        self.dependents.update(dependencies)
+
+    def runs(self) -> Iterator[AddTasks]:
+        graph = self.graph
+        for key in graph.external:
+            self._add(key, None)
+        for key in list(graph.dsk):
+            self._add(key, graph.dsk[key])
+            if self.consume:
+                graph.dsk[key] = None
+            if self.run.size >= RUN_TASKS or self.run.bytes >= RUN_BYTES:
+                yield self.run.command()
+                self.run = _Run(self.submission, len(self.index))
+        if self.run.size:
+            yield self.run.command()
+
+    def _add(self, key: Any, spec: Any) -> None:
+        graph, run, index = self.graph, self.run, self.index
+        group = self.groups.pop(key)
+        number = self.group_numbers.get(group)
+        if number is None:
+            number = self.group_numbers[group] = len(self.group_numbers)
+            run.new_groups.append(group)
+        flags = TaskFlag.WANTED if key in graph.wanted else 0
         deps: list[int] = []
         data = b""
-        if spec is not None:
-            deps = [index[d] for d in spec.dependencies]
+        user = 0.0
+        shared = 0
+        if spec is None:
+            flags |= TaskFlag.EXTERNAL
+        else:
+            flags |= self.flags
             if spec.data_producer:
                 flags |= TaskFlag.DATA_PRODUCER
+            deps = [index[d] for d in spec.dependencies]
             data = spec.data if isinstance(spec, StoredSpec) else pickle_spec(spec)
             if len(data) > SPEC_BYTES_MAX:
                 raise LimitExceeded(
                     f"task {key!r} carries {len(data):,} bytes, over the bound of {SPEC_BYTES_MAX:,}; "
                     "scatter the data first, or load it in the task"
                 )
-        name = key_split_group(key)
-        number = group_numbers.get(name)
-        if number is None:
-            number = group_numbers[name] = len(group_names)
-            group_names.append(name)
-            run.new_groups.append(name)
-        group_of_index.append(number)
-        for d in deps:
-            graph.group_deps.add((name, group_names[group_of_index[d]]))
+            dictionary = self._dictionary(group, data)
+            data = shrink(data, dictionary)
+            annotations, identity = _annotations_of(graph, key)
+            if annotations or dictionary:
+                shared = self._shared(annotations, dictionary, (identity, group if dictionary else None))
+                user = -float(annotations.get("priority", 0) or 0)
+            for d in spec.dependencies:
+                graph.group_deps.add((group, self._group_names[d]))
+        self._group_names[key] = group
         index[key] = len(index)
-        user = 0.0
-        blob = 0
-        merged, identity = _annotations_of(graph, key)
-        if merged:
-            kept.append(merged)
-            blob = blobs.get(identity, 0)
-            if not blob:
-                blob = blobs[identity] = len(blobs) + 1
-                run.new_annotations.append(dumps(merged))
-            user = -float(merged.get("priority", 0) or 0)
-        run.add(pack_key(key), data, int(flags), deps, dependents.get(key, 0), float(graph.order.get(key, 0)), user, number, blob)
+        order = float(graph.order.get(key, 0))
+        run.add(pack_key(key), data, int(flags), deps, self.dependents.pop(key, 0), order, user, number, shared)
 
-    base = int(TaskFlag.HELD) if held else 0
-    for key in graph.external:
-        add(key, None, int(TaskFlag.EXTERNAL))
-    keys = list(graph.dsk)
-    for key in keys:
-        spec = graph.dsk[key]
-        if key not in spec.dependencies:
-            add(key, spec, base)
-        else:
-            raise InvalidRequest(f"task {key!r} depends on itself")
-        if consume:
-            graph.dsk[key] = None
-        if run.size >= RUN_TASKS or run.bytes >= RUN_BYTES:
-            yield run.command()
-            run = _Run(submission, len(index))
-    if run.size:
-        yield run.command()
+    def _dictionary(self, group: str, data: bytes) -> bytes:
+        """What the group's specs are compressed with: its first spec, if it pays."""
+        if self.group_sizes[group] < DICTIONARY_TASKS:
+            return b""
+        dictionary = self.dictionaries.get(group)
+        if dictionary is None:
+            dictionary = self.dictionaries[group] = data if DICTIONARY_BYTES[0] <= len(data) <= DICTIONARY_BYTES[1] else b""
+        return dictionary
+
+    def _shared(self, annotations: dict[str, Any], dictionary: bytes, identity: Any) -> int:
+        number = self.shared_numbers.get(identity)
+        if number is None:
+            self.kept.append(annotations)
+            number = self.shared_numbers[identity] = len(self.shared_numbers) + 1
+            self.run.new_shared.append(Shared(annotations, dictionary).write())
+        return number
 
 
 def _annotations_of(graph: Graph, key: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -222,11 +263,11 @@ class _Run:
         self.users: list[float] = []
         self.groups: list[int] = []
         self.new_groups: list[str] = []
-        self.annotations: list[int] = []
-        self.new_annotations: list[bytes] = []
+        self.shared: list[int] = []
+        self.new_shared: list[bytes] = []
 
     def add(
-        self, key: bytes, spec: bytes, flags: int, deps: list[int], dependents: int, order: float, user: float, group: int, blob: int
+        self, key: bytes, spec: bytes, flags: int, deps: list[int], dependents: int, order: float, user: float, group: int, shared: int
     ) -> None:
         self.keys.append(key)
         self.specs.append(spec)
@@ -237,7 +278,7 @@ class _Run:
         self.orders.append(order)
         self.users.append(user)
         self.groups.append(group)
-        self.annotations.append(blob)
+        self.shared.append(shared)
         self.size += 1
         self.bytes += len(key) + len(spec) + 8 * len(deps)
 
@@ -255,6 +296,6 @@ class _Run:
             user_priorities=self.users if any(self.users) else (),
             groups=self.groups,
             new_groups=self.new_groups,
-            annotations=self.annotations if any(self.annotations) else (),
-            new_annotations=self.new_annotations,
+            shared=self.shared if any(self.shared) else (),
+            new_shared=self.new_shared,
         )

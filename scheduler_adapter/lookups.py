@@ -15,7 +15,7 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.specs import StoredSpec
+from scheduler_adapter.specs import Shared, StoredSpec, unshrink
 from taskdb.errors import TaskDBError
 
 #: Names of states as clients know them.
@@ -96,7 +96,8 @@ class Lookups:
             stored = (await self._stored([key], with_spec=True)).get(key)
             if stored is None:
                 raise KeyError(key)
-            spec = StoredSpec(stored.spec)
+            dictionary = Shared.read(stored.shared).dictionary if stored.shared else b""
+            spec = StoredSpec(unshrink(stored.spec, dictionary))
         return internals.to_pickle(spec)
 
     def adaptive_target(self, target_duration: Any = None) -> int:

@@ -6,7 +6,6 @@ ended, and a paged task that is done is cut from its dependencies. Says nothing 
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from distributed.scheduler import TaskState as DaskTask
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key, unpack_key
-from scheduler_adapter.specs import StoredSpec
+from scheduler_adapter.specs import Shared, StoredSpec, unshrink
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import GroupCount, Lease
 from taskdb.model import Level, TaskFlag
 
-#: Decoded annotations kept, by their bytes: one a layer, usually.
-ANNOTATIONS_KEPT = 1000
+#: Blobs kept as they were read, by their bytes: one or two a group, usually.
+SHARED_KEPT = 1000
 _UNFINISHED = ("waiting", "processing", "queued", "no-worker")
 
 
@@ -60,7 +59,7 @@ class Residency:
         self.most_resident = 0
         #: Wants whose end the database has not confirmed: what it says of them is old.
         self.ending: dict[tuple[str, bytes], Any] = {}
-        self._annotations: dict[bytes, dict[str, Any]] = {}
+        self._shared: dict[bytes, Shared] = {}
         #: Called with paged tasks whose last dependent has finished here.
         self.on_unneeded: Callable[[list[Resident]], None] = lambda residents: None
 
@@ -115,7 +114,9 @@ class Residency:
 
     def _enter(self, key: Any, lease: Lease, stub: Resident | None) -> DaskTask:
         submission = self.submissions.get(lease.submission)
-        spec = StoredSpec(lease.spec, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
+        shared = self._read_shared(lease.shared) if lease.shared else None
+        data = unshrink(lease.spec, shared.dictionary) if shared is not None else lease.spec
+        spec = StoredSpec(data, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
         if stub is not None:
             resident, ts = stub, stub.task
             resident.stub = False
@@ -132,8 +133,8 @@ class Residency:
         resident.dependents = lease.dependents
         rank = lease.rank
         ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
-        if lease.annotations:
-            internals.annotate(self.scheduler, ts, self._read_annotations(lease.annotations))
+        if shared is not None and shared.annotations:
+            internals.annotate(self.scheduler, ts, shared.annotations)
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
@@ -156,13 +157,13 @@ class Residency:
             if cs is not None:
                 internals.hold(ts, cs)
 
-    def _read_annotations(self, data: bytes) -> dict[str, Any]:
-        annotations = self._annotations.get(data)
-        if annotations is None:
-            if len(self._annotations) >= ANNOTATIONS_KEPT:
-                self._annotations.clear()
-            annotations = self._annotations[data] = pickle.loads(data)
-        return annotations
+    def _read_shared(self, data: bytes) -> Shared:
+        shared = self._shared.get(data)
+        if shared is None:
+            if len(self._shared) >= SHARED_KEPT:
+                self._shared.clear()
+            shared = self._shared[data] = Shared.read(data)
+        return shared
 
     def _leased_again(self, resident: Resident, lease: Lease) -> None:
         """The database leased what the scheduler has: say what it is now, or, if it rests (erred, released), start it again."""
@@ -336,7 +337,7 @@ class Residency:
         self.ledger.clear()
         self.ending.clear()
         self.holder = internals.holder()
-        self._annotations.clear()
+        self._shared.clear()
 
 
 def _plain(x: float) -> float:

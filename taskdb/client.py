@@ -29,7 +29,7 @@ from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
 from taskdb.wire.channel import OPTIONS, READ_SECONDS, call_error, raise_if_cancelled, unreachable
-from taskdb.wire.convert import Refused
+from taskdb.wire.convert import Refused, SharedBlobs
 from taskdb.wire.reader import Client
 
 __all__ = ["AttachInfo", "Client", "Ingest", "MissingKeys", "Session"]
@@ -108,6 +108,7 @@ class Session:
         #: Batches to be written to the link, oldest first.
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._credit: c.Credit | None = None
+        self._blobs = SharedBlobs()
         #: Seqs of batches this class made itself.
         self._own: set[int] = set()
         self._link: _Link | None = None
@@ -241,7 +242,7 @@ class Session:
             raise Unavailable(f"{self.address}: the call was cancelled") from None
 
     def _deliver(self, message: pb.Result) -> None:
-        result, refused = convert.result_from_proto(message)
+        result, refused = convert.result_from_proto(message, self._blobs)
         self.leases_seen += len(result.leases)
         seq = message.seq
         if seq:
@@ -262,6 +263,7 @@ class Session:
         """A call, attached. Raises TaskDBError or TimeoutError."""
         assert self._channel is not None
         stub = pb_grpc.TaskDBStub(self._channel)
+        self._blobs = SharedBlobs()
         call = stub.Session(metadata=((status.LEASES_SEEN_KEY, str(self.leases_seen)),))
         try:
             async with asyncio.timeout(timeout_seconds):

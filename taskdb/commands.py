@@ -1,7 +1,7 @@
 """Everything that can be asked of the engine in one batch, and everything it answers. Frozen data, no logic.
 
 A batch is an ordered list of commands; the engine applies it in one write transaction, in order, and answers with one
-`Result`. Keys, specs and annotations are bytes to the database: it never unpickles.
+`Result`. Keys, specs and what tasks share are bytes to the database: it never unpickles.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class AddTasks:
     groups: Sequence[int] = ()
     #: Group names this run introduces.
     new_groups: Sequence[str] = ()
-    #: 0: no annotations; n: the n-th blob this submission has introduced.
-    annotations: Sequence[int] = ()
-    new_annotations: Sequence[bytes] = ()
+    #: What tasks have in common (for Dask: annotations, and the dictionary their specs are compressed with), stored once.
+    #: 0: nothing; n: the n-th blob this submission has introduced.
+    shared: Sequence[int] = ()
+    new_shared: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +193,15 @@ class Lease:
     deps: list[int]
     group: str
     submission: str
-    annotations: bytes
+    #: The task's shared blob, and its number in the submission (0: none).
+    shared: bytes
     retries: int
     suspicious: int
     #: Clients that want the result.
     clients: list[str]
     #: Dependents that still need the result, those still to arrive among them.
     dependents: int = 0
+    shared_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ READERS_MAX = 256
 LIST_TASKS_MAX = 1_000
 #: Records a listing may look at for one page, so that a filter that matches nothing does not hold a snapshot for long.
 LIST_SCAN_MAX = 20_000
+#: Shared blobs both ends of a link keep, so that each travels once. A blob is some KiB.
+SHARED_BLOBS_KEPT = 1_000
+
 #: Tasks in a blocking chain or a list of `explain`.
 EXPLAIN_TASKS_MAX = 100
 #: Queue entries counted by `explain` before it says "at least".

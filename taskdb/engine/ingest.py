@@ -173,7 +173,7 @@ def _check(graph: GraphRecord, command: AddTasks) -> None:
             raise LimitExceeded(f"a group's name has more than {LABEL_BYTES_MAX} bytes")
     _check_range("flags", command.flags, _FLAGS)
     _check_range("dependent_counts", command.dependent_counts, COUNT_MAX)
-    _check_range("annotations", command.annotations, graph.annotations + len(command.new_annotations))
+    _check_range("shared", command.shared, graph.annotations + len(command.new_shared))
     if command.groups:
         _check_range("groups", command.groups, graph.groups + len(command.new_groups) - 1)
     for name, ranks in (("orders", command.orders), ("user_priorities", command.user_priorities)):
@@ -246,7 +246,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     dep_counts = _column("dep_counts", command.dep_counts, count, 0)
     expected = _column("dependent_counts", command.dependent_counts, count, 0)
     users = _column("user_priorities", command.user_priorities, count, 0.0)
-    annotations = _column("annotations", command.annotations, count, 0)
+    annotations = _column("shared", command.shared, count, 0)
     orders = command.orders and _column("orders", command.orders, count, 0.0)
     groups = command.groups and _column("groups", command.groups, count, 0)
     _check_deps(graph, command, dep_counts)
@@ -339,7 +339,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
 
 
 def _check_room(command: AddTasks, free_bytes: int) -> None:
-    size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_annotations))
+    size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_shared))
     size += len(command.keys) * TASK_BYTES_ESTIMATE + len(command.deps) * 16
     if free_bytes - size < STORE_RESERVE_BYTES:
         raise NoRoom(
@@ -352,7 +352,7 @@ def _add_names(work: Work, graph: GraphRecord, command: AddTasks) -> None:
     for name in command.new_groups:
         work.add_group(graph.id, graph.groups, name)
         graph.groups += 1
-    for blob in command.new_annotations:
+    for blob in command.new_shared:
         graph.annotations += 1
         work.txn.put(Table.BLOBS, GRAPH_PART.pack(graph.id, graph.annotations), blob)
 

@@ -31,6 +31,7 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
         task.suspicious,
         wanted_by(work, task) if task.wants else [],
         task.need + task.expected,
+        task.annotation,
     )
 
 

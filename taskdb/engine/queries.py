@@ -103,6 +103,8 @@ class StoredTask:
     #: Key of the task that failed, and its payload, if it is ERRED.
     cause: bytes
     payload: bytes
+    #: With the spec: the shared blob.
+    shared: bytes
 
 
 def key_text(key: bytes) -> str:
@@ -371,6 +373,7 @@ def get_tasks(txn: ReadTxn, keys: Sequence[bytes], with_spec: bool = False) -> l
             cause_id, error = reader.error(task.id)
             cause, payload = reader.key(cause_id), error.payload
         spec = (txn.get(Table.SPECS, U64.pack(task.id)) or b"") if with_spec else b""
+        shared = (txn.get(Table.BLOBS, GRAPH_PART.pack(task.graph, task.annotation)) or b"") if with_spec and task.annotation else b""
         deps = [reader.key(dep_id) for dep_id in reader.deps(task.id)]
-        answer.append(StoredTask(reader.info(task), spec, deps, cause, payload))
+        answer.append(StoredTask(reader.info(task), spec, deps, cause, payload, shared))
     return answer

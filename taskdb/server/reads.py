@@ -86,7 +86,9 @@ def get_tasks(txn: ReadTxn, request: pb.GetTasksRequest) -> pb.GetTasksReply:
 def _stored(task: queries.StoredTask | None) -> pb.StoredTask:
     if task is None:
         return pb.StoredTask()
-    return pb.StoredTask(found=True, info=_info(task.info), spec=task.spec, deps=task.deps, cause=task.cause, payload=task.payload)
+    return pb.StoredTask(
+        found=True, info=_info(task.info), spec=task.spec, deps=task.deps, cause=task.cause, payload=task.payload, shared=task.shared
+    )
 
 
 def _info(task: queries.TaskInfo) -> pb.TaskInfo:

@@ -22,7 +22,7 @@ from taskdb.store.base import ReadTxn, Store
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.convert import Refused
+from taskdb.wire.convert import Refused, SharedBlobs
 
 logger = logging.getLogger("taskdb.server")
 
@@ -58,11 +58,12 @@ class SessionLink:
         self._room = asyncio.Event()
         self._room.set()
         self._sender: asyncio.Task[None] | None = None
+        self._blobs = SharedBlobs()
 
     # Peer, for the writer
 
     def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
-        for message in _cut(result, seq, refused):
+        for message in _cut(result, seq, refused, self._blobs):
             self.put(pb.SessionReply(result=message))
         if len(self._out) > OUTGOING_MAX:
             self.end(Unavailable("the peer does not read its answers"))
@@ -131,18 +132,18 @@ class SessionLink:
                 await self._wake.wait()
 
 
-def _cut(result: c.Result, seq: int, refused: Sequence[Refused]) -> list[pb.Result]:
+def _cut(result: c.Result, seq: int, refused: Sequence[Refused], blobs: SharedBlobs) -> list[pb.Result]:
     """One Result, and more with seq 0 if there are too many bytes of leases for one message."""
     leases, size, start, cuts = result.leases, 0, 0, []
     for index, lease in enumerate(leases):
-        size += len(lease.spec) + len(lease.key) + len(lease.annotations) + 8 * len(lease.deps) + 64
+        size += len(lease.spec) + len(lease.key) + len(lease.shared) + 8 * len(lease.deps) + 64
         if size > LEASES_BYTES_SLICE:
             cuts.append(leases[start : index + 1])
             start, size = index + 1, 0
     cuts.append(leases[start:])
     result.leases = cuts[0]
     rest = [c.Result(leases=x, queued=result.queued, ready=result.ready) for x in cuts[1:] if x]
-    return [convert.result_to_proto(result, seq, refused), *(convert.result_to_proto(x, 0) for x in rest)]
+    return [convert.result_to_proto(result, seq, blobs, refused), *(convert.result_to_proto(x, 0, blobs) for x in rest)]
 
 
 async def _abort(context: Any, error: TaskDBError) -> NoReturn:

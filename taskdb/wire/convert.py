@@ -5,11 +5,13 @@ What arrives is checked for what the messages cannot say (unknown command kinds 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from taskdb import commands as c
 from taskdb.errors import InvalidRequest
+from taskdb.limits import SHARED_BLOBS_KEPT
 from taskdb.model import Level, Rank, TaskState
 from taskdb.wire import taskdb_pb2 as pb
 
@@ -47,8 +49,8 @@ def add_tasks_to_proto(command: c.AddTasks) -> pb.AddTasks:
         user_priorities=command.user_priorities,
         groups=command.groups,
         new_groups=command.new_groups,
-        annotations=command.annotations,
-        new_annotations=command.new_annotations,
+        shared=command.shared,
+        new_shared=command.new_shared,
     )
 
 
@@ -110,8 +112,8 @@ def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
         list(message.user_priorities),
         list(message.groups),
         list(message.new_groups),
-        list(message.annotations),
-        list(message.new_annotations),
+        list(message.shared),
+        list(message.new_shared),
     )
 
 
@@ -157,7 +159,42 @@ def commands_from_proto(messages: Iterable[pb.Command]) -> list[c.Command]:
 # -------------------------------------------------------------------------------------------------------- results
 
 
-def _lease_to_proto(lease: c.Lease) -> pb.Lease:
+class SharedBlobs:
+    """What one link has carried of tasks' shared bytes. Both ends keep the same blobs, since they see the same leases in the same order."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+
+    def outgoing(self, lease: c.Lease) -> bytes:
+        """What has to be sent: nothing, if the other end has it."""
+        if not lease.shared_number:
+            return b""
+        key = lease.submission, lease.shared_number
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return b""
+        self._keep(key, b"")
+        return lease.shared
+
+    def incoming(self, submission: str, number: int, data: bytes) -> bytes:
+        """The blob, sent now or before."""
+        if not number:
+            return b""
+        key = submission, number
+        kept = self._kept.get(key)
+        if kept is None:
+            self._keep(key, data)
+            return data
+        self._kept.move_to_end(key)
+        return kept
+
+    def _keep(self, key: tuple[str, int], data: bytes) -> None:
+        self._kept[key] = data
+        if len(self._kept) > SHARED_BLOBS_KEPT:
+            self._kept.popitem(last=False)
+
+
+def _lease_to_proto(lease: c.Lease, blobs: SharedBlobs) -> pb.Lease:
     user, generation, order = lease.rank
     return pb.Lease(
         id=lease.id,
@@ -170,7 +207,8 @@ def _lease_to_proto(lease: c.Lease) -> pb.Lease:
         deps=lease.deps,
         group=lease.group,
         submission=lease.submission,
-        annotations=lease.annotations,
+        shared=blobs.outgoing(lease),
+        shared_number=lease.shared_number,
         retries=lease.retries,
         suspicious=lease.suspicious,
         clients=lease.clients,
@@ -178,7 +216,7 @@ def _lease_to_proto(lease: c.Lease) -> pb.Lease:
     )
 
 
-def result_to_proto(result: c.Result, seq: int, refused: Sequence[Refused] = ()) -> pb.Result:
+def result_to_proto(result: c.Result, seq: int, blobs: SharedBlobs, refused: Sequence[Refused] = ()) -> pb.Result:
     message = pb.Result(seq=seq, queued=result.queued, ready=result.ready)
     if result.added:
         message.added.extend(
@@ -188,7 +226,7 @@ def result_to_proto(result: c.Result, seq: int, refused: Sequence[Refused] = ())
             ]
         )
     if result.leases:
-        message.leases.extend([_lease_to_proto(x) for x in result.leases])
+        message.leases.extend([_lease_to_proto(x, blobs) for x in result.leases])
     if result.release:
         message.release.extend(result.release)
     if result.wants:
@@ -206,7 +244,7 @@ def result_to_proto(result: c.Result, seq: int, refused: Sequence[Refused] = ())
     return message
 
 
-def _lease_from_proto(x: pb.Lease) -> c.Lease:
+def _lease_from_proto(x: pb.Lease, blobs: SharedBlobs) -> c.Lease:
     return c.Lease(
         x.id,
         x.key,
@@ -216,20 +254,21 @@ def _lease_from_proto(x: pb.Lease) -> c.Lease:
         list(x.deps),
         x.group,
         x.submission,
-        x.annotations,
+        blobs.incoming(x.submission, x.shared_number, x.shared),
         x.retries,
         x.suspicious,
         list(x.clients),
         x.dependents,
+        x.shared_number,
     )
 
 
-def result_from_proto(message: pb.Result) -> tuple[c.Result, list[Refused]]:
+def result_from_proto(message: pb.Result, blobs: SharedBlobs) -> tuple[c.Result, list[Refused]]:
     result = c.Result(queued=message.queued, ready=message.ready)
     if message.added:
         result.added = [c.Added(x.submission, x.first_index, list(x.ids), list(x.missing), list(x.known)) for x in message.added]
     if message.leases:
-        result.leases = [_lease_from_proto(x) for x in message.leases]
+        result.leases = [_lease_from_proto(x, blobs) for x in message.leases]
     if message.release:
         result.release = list(message.release)
     if message.wants:

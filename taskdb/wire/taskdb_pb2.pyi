@@ -105,7 +105,7 @@ class BeginGraph(_message.Message):
     def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., generation: _Optional[float] = ..., submitted: _Optional[float] = ..., label: _Optional[str] = ...) -> None: ...
 
 class AddTasks(_message.Message):
-    __slots__ = ("submission", "first_index", "keys", "specs", "flags", "dep_counts", "deps", "dependent_counts", "orders", "user_priorities", "groups", "new_groups", "annotations", "new_annotations")
+    __slots__ = ("submission", "first_index", "keys", "specs", "flags", "dep_counts", "deps", "dependent_counts", "orders", "user_priorities", "groups", "new_groups", "shared", "new_shared")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -118,8 +118,8 @@ class AddTasks(_message.Message):
     USER_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     NEW_GROUPS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
-    NEW_ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    NEW_SHARED_FIELD_NUMBER: _ClassVar[int]
     submission: str
     first_index: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
@@ -132,9 +132,9 @@ class AddTasks(_message.Message):
     user_priorities: _containers.RepeatedScalarFieldContainer[float]
     groups: _containers.RepeatedScalarFieldContainer[int]
     new_groups: _containers.RepeatedScalarFieldContainer[str]
-    annotations: _containers.RepeatedScalarFieldContainer[int]
-    new_annotations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., specs: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., dep_counts: _Optional[_Iterable[int]] = ..., deps: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ..., orders: _Optional[_Iterable[float]] = ..., user_priorities: _Optional[_Iterable[float]] = ..., groups: _Optional[_Iterable[int]] = ..., new_groups: _Optional[_Iterable[str]] = ..., annotations: _Optional[_Iterable[int]] = ..., new_annotations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    shared: _containers.RepeatedScalarFieldContainer[int]
+    new_shared: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., specs: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., dep_counts: _Optional[_Iterable[int]] = ..., deps: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ..., orders: _Optional[_Iterable[float]] = ..., user_priorities: _Optional[_Iterable[float]] = ..., groups: _Optional[_Iterable[int]] = ..., new_groups: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[int]] = ..., new_shared: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SealGraph(_message.Message):
     __slots__ = ("submission",)
@@ -255,7 +255,7 @@ class Added(_message.Message):
     def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[bytes]] = ..., known: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "key", "spec", "flags", "user", "generation", "order", "deps", "group", "submission", "annotations", "retries", "suspicious", "clients", "dependents")
+    __slots__ = ("id", "key", "spec", "flags", "user", "generation", "order", "deps", "group", "submission", "shared", "retries", "suspicious", "clients", "dependents", "shared_number")
     ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -266,11 +266,12 @@ class Lease(_message.Message):
     DEPS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     SUSPICIOUS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     DEPENDENTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_NUMBER_FIELD_NUMBER: _ClassVar[int]
     id: int
     key: bytes
     spec: bytes
@@ -281,12 +282,13 @@ class Lease(_message.Message):
     deps: _containers.RepeatedScalarFieldContainer[int]
     group: str
     submission: str
-    annotations: bytes
+    shared: bytes
     retries: int
     suspicious: int
     clients: _containers.RepeatedScalarFieldContainer[str]
     dependents: int
-    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., spec: _Optional[bytes] = ..., flags: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., deps: _Optional[_Iterable[int]] = ..., group: _Optional[str] = ..., submission: _Optional[str] = ..., annotations: _Optional[bytes] = ..., retries: _Optional[int] = ..., suspicious: _Optional[int] = ..., clients: _Optional[_Iterable[str]] = ..., dependents: _Optional[int] = ...) -> None: ...
+    shared_number: int
+    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., spec: _Optional[bytes] = ..., flags: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., deps: _Optional[_Iterable[int]] = ..., group: _Optional[str] = ..., submission: _Optional[str] = ..., shared: _Optional[bytes] = ..., retries: _Optional[int] = ..., suspicious: _Optional[int] = ..., clients: _Optional[_Iterable[str]] = ..., dependents: _Optional[int] = ..., shared_number: _Optional[int] = ...) -> None: ...
 
 class WantState(_message.Message):
     __slots__ = ("client", "key", "id", "state", "cause", "payload")
@@ -539,17 +541,19 @@ class GetTasksReply(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[StoredTask, _Mapping]]] = ...) -> None: ...
 
 class StoredTask(_message.Message):
-    __slots__ = ("found", "info", "spec", "deps", "cause", "payload")
+    __slots__ = ("found", "shared", "info", "spec", "deps", "cause", "payload")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     DEPS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     found: bool
+    shared: bytes
     info: TaskInfo
     spec: bytes
     deps: _containers.RepeatedScalarFieldContainer[bytes]
     cause: bytes
     payload: bytes
-    def __init__(self, found: _Optional[bool] = ..., info: _Optional[_Union[TaskInfo, _Mapping]] = ..., spec: _Optional[bytes] = ..., deps: _Optional[_Iterable[bytes]] = ..., cause: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, found: _Optional[bool] = ..., shared: _Optional[bytes] = ..., info: _Optional[_Union[TaskInfo, _Mapping]] = ..., spec: _Optional[bytes] = ..., deps: _Optional[_Iterable[bytes]] = ..., cause: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...

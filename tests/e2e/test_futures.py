@@ -76,6 +76,8 @@ def test_cancelled_work_can_be_submitted_again(client: Client, gate: Path) -> No
     future = client.submit(f.wait_for_file, str(gate), 7, key="again")
     client.cancel(future)
     until(lambda: future.status == "cancelled", "cancelled")
+    # A client takes a late word of the old one for the new one, also with stock.
+    until(lambda: not client.run_on_scheduler(f.resident), "forgotten")
     again = client.submit(f.inc, 7, key="again")
     assert again.result(timeout=30) == 8
 

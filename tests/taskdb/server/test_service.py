@@ -239,7 +239,7 @@ def leases(sizes: Iterable[int]) -> list[c.Lease]:
 @pytest.mark.parametrize("sizes", [[], [10], [600_000] * 5, [2_000_000, 1, 1], [1, 1, 2_000_000]])
 def test_leases_are_cut_into_messages(sizes: list[int]) -> None:
     result = c.Result(leases=leases(sizes), release=[7], queued=3)
-    messages = service._cut(result, 4, [(0, "", "kind", "words")])
+    messages = service._cut(result, 4, [(0, "", "kind", "words")], convert.SharedBlobs())
     assert [x.seq for x in messages] == [4] + [0] * (len(messages) - 1)
     assert [list(x.release) for x in messages] == [[7]] + [[]] * (len(messages) - 1)
     assert [lease.id for x in messages for lease in x.leases] == list(range(len(sizes)))

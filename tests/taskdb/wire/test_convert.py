@@ -31,7 +31,7 @@ COMMANDS: list[c.Command] = [
 
 RESULT = c.Result(
     [c.Added("s", 3, [4, 0, 6], [b"m"], [2])],
-    [c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"])],
+    [c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"], 3, 1)],
     [9, 2**40],
     [c.WantState("client", b"a", 4, TaskState.ERRED, b"c", b"p"), c.WantState("client", b"z", 0, None)],
     [c.Erred("client", b"a", b"c", b"p")],
@@ -60,11 +60,11 @@ def test_columns_arrive_as_lists() -> None:
 
 def test_a_result_comes_back_as_it_went() -> None:
     refused = [(2, "s", "store_full", "no space")]
-    data = convert.result_to_proto(RESULT, 5, refused).SerializeToString()
+    data = convert.result_to_proto(RESULT, 5, convert.SharedBlobs(), refused).SerializeToString()
     message = pb.Result.FromString(data)
     assert message.seq == 5
-    assert convert.result_from_proto(message) == (RESULT, refused)
-    assert {type(x) for x in convert.result_from_proto(message)[0].leases[0].deps} == {int}
+    assert convert.result_from_proto(message, convert.SharedBlobs()) == (RESULT, refused)
+    assert {type(x) for x in convert.result_from_proto(message, convert.SharedBlobs())[0].leases[0].deps} == {int}
 
 
 def test_every_part_of_a_result_is_tried() -> None:
@@ -79,3 +79,27 @@ def test_an_empty_command_is_refused() -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="level 9"):
         convert.command_from_proto(pb.Command(report=pb.Report(ids=[1], levels=[9])))
+
+
+def test_shared_bytes_travel_once_a_link() -> None:
+    here, there = convert.SharedBlobs(), convert.SharedBlobs()
+
+    def lease(number: int, shared: bytes) -> c.Lease:
+        return c.Lease(1, b"k", b"s", 0, Rank(0.0, 0.0, 0.0), [], "g", "sub", shared, -1, 0, [], 0, number)
+
+    sizes = []
+    for i in (1, 2, 1, 0, 2):
+        sent = convert.result_to_proto(c.Result(leases=[lease(i, b"x" * 100 * i)]), 0, here)
+        sizes.append(len(sent.leases[0].shared))
+        received, _ = convert.result_from_proto(sent, there)
+        assert received.leases[0].shared == b"x" * 100 * i
+    assert sizes == [100, 200, 0, 0, 0]
+
+
+def test_both_ends_forget_the_same_shared_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "SHARED_BLOBS_KEPT", 2)
+    here, there = convert.SharedBlobs(), convert.SharedBlobs()
+    for i in (1, 2, 3, 1, 2, 2, 3, 1, 3, 2):
+        lease = c.Lease(1, b"k", b"s", 0, Rank(0.0, 0.0, 0.0), [], "g", "sub", bytes([i]), -1, 0, [], 0, i)
+        sent = convert.result_to_proto(c.Result(leases=[lease]), 0, here)
+        assert convert.result_from_proto(sent, there)[0].leases[0].shared == bytes([i])

@@ -11,6 +11,7 @@ from typing import Any
 from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.window import Resident
@@ -56,9 +57,12 @@ class Arrivals:
         self._arriving[submission.name, run.first_index] = Arriving(submission, groups, residents, wanted, run.keys)
 
     def abort(self, name: str) -> None:
-        """The submission is given up: nothing of it is to stay."""
-        self._forget(name)
+        """The submission is given up: nothing of it is to stay. Answers that are under way are still counted, as they will be forgotten."""
         self.pager.send(AbortGraph(name))
+        submission = self.pager.residency.submissions.get(name)
+        if submission is not None:
+            submission.sealed = True
+            self.pager.residency.maybe_end(submission)
 
     def lost(self, client: str, wanted: set[Any]) -> None:
         """As stock does for a graph whose inputs are gone."""
@@ -97,14 +101,32 @@ class Arrivals:
         submission.remaining += len(added.ids) - len(known)
         submission.runs_under_way -= 1
         self._identify(arriving, added)
+        self._want_known(arriving, added)
         if arriving.groups:
             counts = Counter(name for i, name in enumerate(arriving.groups) if i not in known)
             for name, count in counts.items():
                 self.pager.residency.ledger.announce(name, count, submission.computation)
         if added.missing:
-            self.abort(submission.name)
+            # Nothing of it was added, and nothing will be.
+            self._forget(submission)
             self.lost(submission.client, arriving.wanted)
         self.pager.residency.maybe_end(submission)
+
+    def _want_known(self, arriving: Arriving, added: Added) -> None:
+        """The client wants tasks that were known already. Those leased for somebody else by now do not name it."""
+        client = arriving.submission.client
+        cs = internals.client_state(self.scheduler, client)
+        if cs is None:
+            return
+        ending = self.pager.residency.ending
+        keys = []
+        for i in added.known:
+            packed = arriving.packed[i]
+            ts = self.scheduler.tasks.get(unpack_key(packed)) if added.ids[i] and (client, packed) not in ending else None
+            if ts is not None and ts.key in arriving.wanted and cs not in (ts.who_wants or ()):
+                keys.append(ts.key)
+        if keys:
+            type(self.scheduler).client_desires_keys(self.scheduler, keys=keys, client=client)
 
     def _identify(self, arriving: Arriving, added: Added) -> None:
         window = self.pager.window
@@ -118,10 +140,10 @@ class Arrivals:
         _, name, _, text = refused
         logger.error("the database refused a graph: %s", text)
         runs = [a for (other, _), a in self._arriving.items() if other == name]
-        self._forget(name)
-        submission = self.pager.residency.submissions.pop(name, None)
+        submission = self.pager.residency.submissions.get(name)
         if submission is None or not runs:
             return
+        self._forget(submission)
         window = self.pager.window
         for arriving in runs:
             for resident in arriving.residents:
@@ -137,6 +159,10 @@ class Arrivals:
         if client in self.scheduler.clients:
             self.scheduler.client_releases_keys(keys=list(wanted), client=client, stimulus_id="taskdb-refused")
 
-    def _forget(self, name: str) -> None:
-        for at in [at for at in self._arriving if at[0] == name]:
+    def _forget(self, submission: Submission) -> None:
+        """No answer will come any more."""
+        for at in [at for at in self._arriving if at[0] == submission.name]:
             del self._arriving[at]
+        submission.sealed = True
+        submission.runs_under_way = 0
+        self.pager.residency.maybe_end(submission)

@@ -203,14 +203,17 @@ class Clients:
                 paged.append(key)
         if followed:
             self._stock["stimulus_retry"](keys=followed, client=client)
+        # The client takes what is returned for pending: not what has a result, which stays as it is.
+        tasks = self.scheduler.tasks
+        paged = [key for key in paged if (ts := tasks.get(key)) is None or ts.state != "memory"]
         if paged:
             for key in paged:
-                ts = self.scheduler.tasks.get(key)
+                ts = tasks.get(key)
                 if client and (ts is None or ts.state == "erred"):
                     self.scheduler.client_send(client, {"op": "task-retried", "key": key})
             self.pager.send(Retry([pack_key(k) for k in paged]), urgent=True)
             await self.pager.answered()
-        return tuple(keys)
+        return (*followed, *paged)
 
     # ----------------------------------------------------------------------------------------------------------- data
 

@@ -117,9 +117,9 @@ def next_generation(scheduler: Scheduler, submitting_task: Any, fifo_timeout: An
     return float(scheduler.generation)
 
 
-def computation_for(scheduler: Scheduler, code: Any, annotations: dict[str, Any] | None) -> Computation:
-    """As in `_create_taskstate_from_graph`: the running computation, or a new one."""
-    if not scheduler.is_idle and scheduler.computations:
+def computation_for(scheduler: Scheduler, code: Any, annotations: dict[str, Any] | None, busy: bool) -> Computation:
+    """As in `_create_taskstate_from_graph`: the running computation, or a new one. `busy`: there is work that is not resident."""
+    if (busy or not scheduler.is_idle) and scheduler.computations:
         computation = scheduler.computations[-1]
     else:
         computation = Computation()

@@ -27,6 +27,8 @@ _STATE = {
     "RELEASED": "released",
     "ERRED": "erred",
 }
+#: How often a key nobody knows yet is asked for.
+ASK_SECONDS = 0.05
 #: How often progress of a paged graph is looked at.
 PROGRESS_SECONDS = 0.1
 
@@ -51,11 +53,21 @@ class Lookups:
         """`Variable.set` and `Queue.put` wait until the key is in `tasks`, and give up."""
 
         async def handler(name: Any = None, key: Any = None, **kwargs: Any) -> Any:
-            if key is not None:
-                await self.pager.ensure([key], f"{prefix}-{name}")
-            return await stock(name=name, key=key, **kwargs)
+            if key is None:
+                return await stock(name=name, key=key, **kwargs)
+            asking = asyncio.ensure_future(self._ensure_until_known(key, f"{prefix}-{name}"))
+            try:
+                return await stock(name=name, key=key, **kwargs)
+            finally:
+                asking.cancel()
 
         return handler
+
+    async def _ensure_until_known(self, key: Any, client: str) -> None:
+        """The graph that brings the key may still be on its way, behind this call."""
+        while key not in self.scheduler.tasks:
+            await self.pager.ensure([key], client)
+            await asyncio.sleep(ASK_SECONDS)
 
     async def _stored(self, keys: Iterable[Any], with_spec: bool = False) -> dict[Any, Any]:
         """What the database has of these keys, as of everything sent so far."""

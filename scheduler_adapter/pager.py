@@ -67,6 +67,9 @@ class Pager(SchedulerPlugin):
 
     def send(self, *commands: Command, urgent: bool = False) -> None:
         """Queue commands, in order. `urgent`: somebody waits for the answer."""
+        if urgent:
+            # Who sends this may have seen what the database has not been told: that comes first.
+            self._pending.extend(self._reports())
         self._pending.extend(commands)
         ending = self.residency.ending
         for command in commands:
@@ -254,6 +257,8 @@ class Pager(SchedulerPlugin):
     # --------------------------------------------------------------------------------------------- from the database
 
     def on_result(self, result: Result, seq: int, refused: list[Any]) -> None:
+        if self.session is None:
+            return  # closed: what comes is the answer to the last reports
         self._note_backlog(result)
         for added in result.added:
             self.on_added(added)
@@ -308,11 +313,18 @@ class Pager(SchedulerPlugin):
                 self.scheduler.report_on_key(ts=resident.task, client=want.client)
         elif want.state is TaskState.ERRED:
             self.tell_erred(Erred(want.client, want.key, want.cause, want.payload))
+        elif want.state is None and unpack_key(want.key) not in self.scheduler.tasks:
+            # Stock leaves a future of a key that nobody knows pending for ever.
+            self.scheduler.client_send(want.client, {"op": "cancelled-keys", "keys": [unpack_key(want.key)], "reason": "unknown key"})
 
     def tell_erred(self, erred: Erred) -> None:
         """A wanted task failed on disk: its client hears of it from us."""
         if erred.client == FIRE_AND_FORGET:
             self.end_fire_and_forget(unpack_key(erred.key))
+            return
+        if not erred.payload:
+            # Scattered data it depends on was lost: stock calls that cancelled.
+            self.scheduler.client_send(erred.client, {"op": "cancelled-keys", "keys": [unpack_key(erred.key)], "reason": "lost data"})
             return
         exception, traceback = read_error(erred.payload)
         self.scheduler.client_send(

@@ -74,15 +74,19 @@ class Residency:
         for lease in leases:
             key = unpack_key(lease.key)
             resident = self.window.by_key.get(key)
+            spec, annotations = self._spec(lease)
             if resident is not None and not resident.stub:
-                self._leased_again(resident, lease)
-                continue
+                if not self._is_over(resident, lease, spec):
+                    self._leased_again(resident, lease)
+                    continue
+                self._end(resident)
+                resident = None
             deps = self._dependencies(lease)
             if deps is None:
                 # A dependency left while the lease was under way: give it back.
                 self.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
                 continue
-            ts = self._enter(key, lease, resident)
+            ts = self._enter(key, lease, resident, spec, annotations)
             internals.relink(ts, [dep.task for dep in deps])
             new.setdefault(lease.submission, []).append(ts)
             blamed = next((dep.task for dep in deps if dep.task.exception_blame is not None), None)
@@ -112,11 +116,29 @@ class Residency:
             deps.append(dep)
         return deps
 
-    def _enter(self, key: Any, lease: Lease, stub: Resident | None) -> DaskTask:
-        submission = self.submissions.get(lease.submission)
+    def _spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
+        """The lease's run spec and annotations."""
         shared = self._read_shared(lease.shared) if lease.shared else None
         data = unshrink(lease.spec, shared.dictionary) if shared is not None else lease.spec
         spec = StoredSpec(data, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
+        return spec, shared.annotations if shared is not None else {}
+
+    def _is_over(self, resident: Resident, lease: Lease, spec: StoredSpec) -> bool:
+        """Whether the lease is of another task, under the key of one that was let go of. (After a crash of the daemon a task may also come
+        again under another id: then its spec is the same.)"""
+        old = resident.task.run_spec
+        return resident.paged and resident.id not in (0, lease.id) and isinstance(old, StoredSpec) and old.data != spec.data
+
+    def _end(self, resident: Resident) -> None:
+        """Let go of a task whatever wants it."""
+        ts = resident.task
+        for cs in list(ts.who_wants or ()):
+            if cs is not self.holder:
+                internals.unhold(ts, cs)
+        self._let_go(resident, ts)
+
+    def _enter(self, key: Any, lease: Lease, stub: Resident | None, spec: StoredSpec, annotations: dict[str, Any]) -> DaskTask:
+        submission = self.submissions.get(lease.submission)
         if stub is not None:
             resident, ts = stub, stub.task
             resident.stub = False
@@ -133,8 +155,8 @@ class Residency:
         resident.dependents = lease.dependents
         rank = lease.rank
         ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
-        if shared is not None and shared.annotations:
-            internals.annotate(self.scheduler, ts, shared.annotations)
+        if annotations:
+            internals.annotate(self.scheduler, ts, annotations)
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
@@ -149,13 +171,17 @@ class Residency:
             for key in keys:
                 self.ending.pop((client, pack_key(key)), None)
 
-    def _want(self, ts: DaskTask, key: bytes, clients: list[str]) -> None:
+    def _want(self, ts: DaskTask, key: bytes, clients: list[str]) -> list[str]:
+        """Let these clients want it. Returns those that did not."""
+        new = []
         for client in clients:
-            if (client, key) in self.ending:
-                continue
             cs = internals.client_state(self.scheduler, client)
-            if cs is not None:
+            if cs is None or (client, key) in self.ending:
+                continue
+            if cs not in (ts.who_wants or ()):
+                new.append(client)
                 internals.hold(ts, cs)
+        return new
 
     def _read_shared(self, data: bytes) -> Shared:
         shared = self._shared.get(data)
@@ -169,8 +195,10 @@ class Residency:
         """The database leased what the scheduler has: say what it is now, or, if it rests (erred, released), start it again."""
         ts = resident.task
         if resident.id != lease.id:
+            # The daemon died before the first id was on disk; or the task was forgotten and this is another one, which only its spec tells.
             self.window.identify(resident, lease.id)
-        self._want(ts, lease.key, lease.clients)
+        for cs in self._want(ts, lease.key, lease.clients):
+            self.scheduler.report_on_key(ts=ts, client=cs)
         resident.dependents = None
         if ts.state in ("erred", "released"):
             deps = self._dependencies(lease)

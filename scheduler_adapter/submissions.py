@@ -228,7 +228,8 @@ class Submitter:
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
         self.pager.residency.shared((*graph.external, *graph.dsk))
-        self.want_resident(details.keys, details.client)
+        self.pager.residency.wanted_again(details.client, details.keys)
+        self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
         self._tell_plugins(details, list(graph.dsk))
         await self._send(graph, details, submission, generation, {})
         self.pager.residency.ledger.link(graph.group_deps)
@@ -255,7 +256,7 @@ class Submitter:
                     pager.send(*commands)
                     commands = []
                     await asyncio.sleep(0)
-        except Exception:
+        except BaseException:  # a cancellation is none of Exception
             self.arrivals.abort(details.name)
             raise
         submission.sealed = True
@@ -308,6 +309,8 @@ class Submitter:
         if outcome is None:
             self._lost(details)
             return None
+        # A lease from before the graph came may be under way: it does not name this client.
+        await pager.answered()
         self.want_resident(details.keys, details.client)
         pager.schedule(urgent=True)
         pager.residency.maybe_end(submission)
@@ -325,7 +328,8 @@ class Submitter:
                 if op == "graph":
                     tasks = message["tasks"]
                     residency.shared(message["external"])
-                    self.want_resident(details.keys, details.client)
+                    residency.wanted_again(details.client, details.keys)
+                    self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
                     self._tell_plugins(details, list(details.keys))
                 elif op == "run":
                     for name, count in message["groups"].items():
@@ -353,7 +357,8 @@ class Submitter:
     # ---------------------------------------------------------------------------------------------------------- common
 
     def _submission(self, details: _Details) -> Submission:
-        computation = internals.computation_for(self.scheduler, details.code, details.annotations)
+        busy = self.pager.backlog > 0 or (self.pager.session is not None and self.pager.session.in_flight > 0)
+        computation = internals.computation_for(self.scheduler, details.code, details.annotations, busy)
         return Submission(details.name, details.client, details.span_metadata, details.code, computation)
 
     def want_resident(self, keys: Iterable[Any], client: str) -> None:
@@ -363,6 +368,13 @@ class Submitter:
         here = [key for key in keys if key in tasks]
         if here and client in self.scheduler.clients:
             type(self.scheduler).client_desires_keys(self.scheduler, keys=here, client=client)
+
+    def _may_be_over(self, key: Any) -> bool:
+        """A resident no client wants may be forgotten by the database, and its key mean another task: `Added.known` will say."""
+        resident = self.pager.window.by_key.get(key)
+        if resident is None or not resident.paged or resident.task is None:
+            return False
+        return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
 
     def _tell_plugins(self, details: _Details, tasks: list[Any]) -> None:
         """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys only."""

@@ -171,7 +171,8 @@ Command = BeginGraph | AddTasks | SealGraph | AbortGraph | Want | Unwant | DropC
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Answer to AddTasks: the ids, in order; and the EXTERNAL keys the database does not know (id 0)."""
+    """Answer to AddTasks: the ids, in order; and the EXTERNAL keys the database does not know: then nothing was added (ids are 0), and the
+    submission has been aborted."""
 
     submission: str
     first_index: int

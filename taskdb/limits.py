@@ -39,6 +39,8 @@ COUNT_MAX = 2**32 - 1
 STEP_ITEMS = 500
 #: Items handled after a batch, for each id or task in it: enough that ordinary results (a release, a forget) go out with the batch.
 STEP_ITEMS_PER_COMMAND_ITEM = 4
+#: Items of background work done before an AddTasks that names known keys: one of them may only wait to be forgotten.
+STEP_ITEMS_BEFORE_ADD = 50_000
 #: Decoded task records one transaction keeps in memory (about 300 bytes each).
 CACHE_TASKS_MAX = 200_000
 

@@ -17,7 +17,14 @@ from taskdb.engine.refs import find_graph
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, hold, needed, put_back
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
-from taskdb.limits import BATCH_COMMANDS_MAX, COMMAND_ITEMS_MAX, IDS_SKIPPED_AT_START, STEP_ITEMS, STEP_ITEMS_PER_COMMAND_ITEM
+from taskdb.limits import (
+    BATCH_COMMANDS_MAX,
+    COMMAND_ITEMS_MAX,
+    IDS_SKIPPED_AT_START,
+    STEP_ITEMS,
+    STEP_ITEMS_BEFORE_ADD,
+    STEP_ITEMS_PER_COMMAND_ITEM,
+)
 from taskdb.store.base import ReadTxn, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_client, decode_graph
 from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
@@ -142,6 +149,9 @@ class Engine:
             case c.Report():
                 reports.report(work, command)
             case c.AddTasks():
+                if work.has_todo and ingest.names_known(work, command):
+                    # IMPORTANT: a key that was let go of and comes again is a new task, with a spec of its own.
+                    drain(work, STEP_ITEMS_BEFORE_ADD)
                 ingest.add_tasks(work, command, self._free_bytes)
             case c.BeginGraph():
                 ingest.begin(work, command)

@@ -232,6 +232,23 @@ def _resolve_old(work: Work, graph: GraphRecord, command: AddTasks) -> dict[int,
     return ids
 
 
+def names_known(work: Work, command: AddTasks) -> bool:
+    """Whether some task that the run brings may be in the database already."""
+    flags = command.flags or [0] * len(command.keys)
+    return any(not flag & _EXTERNAL and find_key(work.txn, key) for key, flag in zip(command.keys, flags, strict=False))
+
+
+def _missing(work: Work, command: AddTasks) -> list[bytes]:
+    """EXTERNAL keys that are not in the database."""
+    found = []
+    for key, flag in zip(command.keys, command.flags, strict=False):
+        if flag & _EXTERNAL:
+            known = find_key(work.txn, key)
+            if not known or work.task(known) is None:
+                found.append(key)
+    return found
+
+
 def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | None) -> None:
     """Raises InvalidRequest, LimitExceeded, StoreFull; then nothing of it was written."""
     graph = named_graph(work, command.submission)
@@ -254,6 +271,12 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     if free_bytes is not None:
         _check_room(command, free_bytes())
 
+    missing = _missing(work, command)
+    if missing:
+        # Without its inputs nothing of it may run.
+        work.result.added.append(Added(command.submission, command.first_index, [0] * count, missing, list(range(count))))
+        abort_graph(work, graph)
+        return
     first_index = command.first_index
     _add_names(work, graph, command)
     default_group = 0 if graph.groups else NO_GROUP
@@ -263,7 +286,6 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     pack = U64.pack
     generation = graph.generation
     ids: list[int] = []
-    missing: list[bytes] = []
     known_at: list[int] = []
     at = 0
     for i, key in enumerate(command.keys):
@@ -290,11 +312,6 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
             recheck(work, task)
             if task.state == ERRED and flag & _WANTED:
                 tell_one(work, task, graph.client)
-            continue
-        if flag & _EXTERNAL:
-            ids.append(0)
-            missing.append(key)
-            known_at.append(i)
             continue
         task = TaskRecord()
         task_id = task.id = next_id
@@ -335,7 +352,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     if next_id < first_new + count:
         # Give back the numbers that known keys did not use. Nobody has seen them.
         put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
-    work.result.added.append(Added(command.submission, first_index, ids, missing, known_at))
+    work.result.added.append(Added(command.submission, first_index, ids, [], known_at))
 
 
 def _check_room(command: AddTasks, free_bytes: int) -> None:

@@ -24,6 +24,8 @@ _WAITED_FOR = (0, 1, 1, 1, 0, 1, 1)
 _BLOCKS = (0, 1, 1, 0, 0, 1, 1)
 
 _DATA = int(TaskFlag.DATA)
+#: Stored flag of our own: it was ERRED and has not been leased since, so the scheduler may still hold it as failed.
+_REVIVED = 128
 
 #: In the place of the client in Todo.CANCEL: every client's want ends; the same, but what has a result is spared.
 CANCEL_FORCE = 0
@@ -61,6 +63,8 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
     graph.counts[state - 1] += 1
     graph.dirty = True
     task.state = state
+    if state == PROCESSING:
+        task.flags &= ~_REVIVED
     if state == QUEUED and work.newly_queued is not None:
         work.newly_queued.append((task.rank, task.id))
     if task.need:
@@ -171,6 +175,7 @@ def put_back(work: Work, task: TaskRecord) -> None:
     if task.state == ERRED:
         clear_error(work, task)
         work.push(Todo.REVIVE, task.id)
+        task.flags |= _REVIVED
     task.nbytes = -1
     move(work, task, RELEASED)
     recheck(work, task)
@@ -187,7 +192,7 @@ def recheck(work: Work, task: TaskRecord) -> None:
 
 def release_unneeded(work: Work, task: TaskRecord) -> None:
     """Nobody needs its result: let go of it, or do not begin it. Named to the scheduler if it holds it."""
-    if task.state in (PROCESSING, MEMORY):
+    if task.state in (PROCESSING, MEMORY) or task.flags & _REVIVED:
         work.result.release.append(task.id)
     if task.state != ERRED:
         task.nbytes = -1
@@ -277,8 +282,8 @@ def lose_data(work: Work, task: TaskRecord) -> None:
 
 def forget(work: Work, task: TaskRecord) -> None:
     """Remove a task that nothing links. Its dependencies may be next."""
-    # Whether the scheduler holds an ERRED one is not known: it ignores what it does not hold.
-    if task.state in (PROCESSING, MEMORY, ERRED):
+    # Whether the scheduler holds one that is or was ERRED is not known: it ignores what it does not hold.
+    if task.state in (PROCESSING, MEMORY, ERRED) or task.flags & _REVIVED:
         work.result.release.append(task.id)
     active = task.state <= PROCESSING
     for dep_id in work.deps(task):

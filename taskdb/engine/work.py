@@ -284,6 +284,10 @@ class Work:
         elif cursor < old:
             self._todo[item] = cursor
 
+    @property
+    def has_todo(self) -> bool:
+        return bool(self._todo_heap) or not self._todo_was_empty
+
     def load_todo(self, items_max: int) -> None:
         """Take the first items of the table into memory."""
         if self._todo_was_empty:

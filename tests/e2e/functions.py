@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -112,17 +111,6 @@ class CannotBeUnpickled:
 
 def refuse() -> None:
     raise TypeError("this cannot be unpickled here")
-
-
-class CannotBeUnpickledOnWorkers:
-    def __reduce__(self) -> Any:
-        return refuse_on_workers, ()
-
-
-def refuse_on_workers() -> Any:
-    if "worker" in sys.argv:
-        raise TypeError("this cannot be unpickled on a worker")
-    return CannotBeUnpickledOnWorkers()
 
 
 # ------------------------------------------------------------------------------------------------------ on the scheduler

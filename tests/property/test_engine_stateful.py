@@ -151,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.begin(graph, client, float(generation))
         begin = c.BeginGraph(graph, client, float(generation), 0.0)
         commands: list[c.Command] = [begin, begin, self.take(graph, first)]
-        if seal and not self.rest[graph]:
+        if seal and graph in self.open and not self.rest[graph]:
             self.open.discard(graph)
             self.model.seal(graph)
             commands.append(c.SealGraph(graph))
@@ -165,7 +165,8 @@ class EngineMachine(RuleBasedStateMachine):
         rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
         at = self.sent[graph]
         self.sent[graph] += len(rows)
-        self.model.add(graph, rows)
+        if not self.model.add(graph, rows):
+            self.open.discard(graph)
         return c.AddTasks(
             graph,
             at,
@@ -190,6 +191,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert [(added.submission, added.first_index, added.ids) for added in result.added] == expected
 
     def id_of(self, command: c.AddTasks, i: int) -> int:
+        if command.submission not in self.model.graphs:
+            return 0
         key = self.model.graphs[command.submission].keys[command.first_index + i]
         return 0 if key is None else self.model.tasks[key].id
 

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--kill-workers", action="store_true")
     parser.add_argument("--kill-daemon", action="store_true")
     parser.add_argument("--stock", action="store_true", help="without the adapter, to see what is stock's own")
+    parser.add_argument("--tolerate-drift", action="store_true", help="counts of task groups may be off at the end")
     parser.add_argument("--hang", type=float, default=60, help="seconds without progress that count as a hang")
     parser.add_argument("--leftover", type=float, default=20, help="seconds until what is left must be gone")
     parser.add_argument("--skip", help="actions to leave out, separated by commas")

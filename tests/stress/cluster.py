@@ -20,7 +20,7 @@ PASS = re.compile(
     r"graph of client .* refused: Error during deserialization"
     # Stock, when a client leaves while something is told to it; and when workers are killed.
     r"|Closed comm .* while trying to write|Batched Comm Closed"
-    r"|already computed task|lost scattered|lost all workers|Couldn't gather|Heartbeat to scheduler"
+    r"|already computed task|lose scattered data|lost all workers|Couldn't gather|Heartbeat to scheduler"
 )
 
 

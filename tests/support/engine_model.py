@@ -91,8 +91,11 @@ class Model:
         if name not in self.graphs:
             self.graphs[name] = Graph(name, client, generation)
 
-    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> None:
-        """Rows: key, flags, dependencies (indices), dependents declared, order."""
+    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> bool:
+        """Rows: key, flags, dependencies (indices), dependents declared, order. False: an input is missing, and the graph is no more."""
+        if any(flags & TaskFlag.EXTERNAL and key not in self.tasks for key, flags, *_ in rows):
+            self.abort(name)
+            return False
         graph = self.graphs[name]
         for key, flags, deps, declared, order in rows:
             dep_keys = [dep_key for dep in dict.fromkeys(deps) if (dep_key := graph.keys[dep]) is not None]
@@ -115,9 +118,6 @@ class Model:
                     if task.state == ERRED:
                         self.said.erred.append((graph.client, key))
                 continue
-            if flags & TaskFlag.EXTERNAL:
-                graph.keys.append(None)
-                continue
             self.last_id += 1
             task = Task(key, self.last_id, name, dep_keys, (0.0, graph.generation, order), bool(flags & TaskFlag.DATA), declared)
             self.tasks[key] = task
@@ -128,6 +128,7 @@ class Model:
                 task.state = LEASED
             elif self.needed(task):
                 self._activate(task)
+        return True
 
     def _want(self, task: Task, client: str, graph: str) -> None:
         if client in task.wants:

@@ -219,9 +219,28 @@ def test_a_known_key_keeps_its_id_and_is_needed_once_more() -> None:
 
 def test_external_keys_that_are_missing_are_named() -> None:
     world = World()
-    result = world.add("g", {"x": [], "b": ["x"]}, want="b", x=TaskFlag.EXTERNAL)
-    assert result.added == [c.Added("g", 0, [0, world.id("b")], [b"x"], [0])]
-    assert world.lease(1, 1) == ["b"]
+    """And nothing of the graph is added: it could run without its input."""
+    result = world.add("g", {"x": [], "b": ["x"]}, want="b", seal=False, x=TaskFlag.EXTERNAL)
+    assert result.added == [c.Added("g", 0, [0, 0], [b"x"], [0, 1])]
+    assert world.lease(1, 1) == []
+    assert world.state("b") == "forgotten"
+
+
+def test_a_key_that_was_let_go_of_and_comes_again_is_a_new_task() -> None:
+    """In one batch, and with what it depends on: else the first one's spec would run, or its result be taken."""
+    world = World()
+    world.add("g", {"a": [], "b": ["a"]}, want="b")
+    old = world.id("a"), world.id("b")
+    wanted = int(TaskFlag.WANTED)
+    world.do(
+        c.Unwant("client", [b"b"]),
+        c.BeginGraph("h", "client", 1.0, 0.0),
+        c.AddTasks("h", 0, [b"a", b"b"], [b"A2", b"B2"], [0, wanted], [0, 1], [0], [1, 0]),
+        c.SealGraph("h"),
+    )
+    assert world.id("a") not in old
+    assert world.id("b") not in old
+    assert world.lease(2, 2) == ["a", "b"]
 
 
 def test_what_an_open_submission_found_stays_until_it_is_sealed() -> None:

@@ -71,18 +71,24 @@ class Arrivals:
 
     def link_restored(self) -> None:
         """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
-        if self._arriving:
-            internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
+        internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
 
     async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
         await self.pager.durable()
         session = self.pager.session
+        if session is None:
+            return
         for at in runs:
             arriving = self._arriving.get(at)
-            if arriving is None or session is None:
-                continue
-            found = await session.get_tasks(arriving.packed)
-            self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
+            if arriving is not None:
+                found = await session.get_tasks(arriving.packed)
+                self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
+        # So may be what was forgotten meanwhile: count again.
+        tasks = {graph.submission: graph.tasks for graph in (await session.status()).graphs}
+        for submission in list(self.pager.residency.submissions.values()):
+            if submission.sealed and not submission.runs_under_way:
+                submission.remaining = tasks.get(submission.name, 0)
+                self.pager.residency.maybe_end(submission)
 
     def _added(self, added: Added) -> None:
         at = (added.submission, added.first_index)
@@ -132,8 +138,12 @@ class Arrivals:
         window = self.pager.window
         for id, resident in zip(added.ids, arriving.residents, strict=True):
             if resident is not None and id and resident.id != id:
+                told_before = resident.id != 0
                 window.identify(resident, id)
                 window.changed[resident] = None
+                if told_before:
+                    # Under an id that never came to be.
+                    window.tell_again([resident])
 
     def _refused(self, refused: tuple[int, str, str, str]) -> None:
         """The daemon refused a command, and aborted the graph it belonged to: its client is told why."""

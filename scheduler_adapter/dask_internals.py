@@ -370,6 +370,14 @@ class GroupLedger:
             group.prefix.remove_group(group)
             del self._scheduler.task_groups[name]
 
+    def settle(self, name: str) -> None:
+        """No graph has tasks of this group any more. Counts may be off if the daemon died: what is not resident is gone."""
+        group = self._scheduler.task_groups.get(name)
+        self._debts.pop(name, None)
+        if group is not None and not any(ts.group is group for ts in self._scheduler.tasks.values()):
+            group.prefix.remove_group(group)
+            del self._scheduler.task_groups[name]
+
     def link(self, pairs: Iterable[tuple[str, str]]) -> None:
         """What `add_dependency` does to groups."""
         groups = self._scheduler.task_groups

@@ -24,5 +24,7 @@ def write_error(exception: Any, traceback: Any) -> bytes:
 
 def read_error(payload: bytes) -> tuple[Any, Any]:
     """(exception, traceback) as stock puts them into a `task-erred` message."""
-    exception, traceback = pickle.loads(payload) if payload else (None, None)
+    if not payload:
+        return pickle.dumps(RuntimeError("the task failed; its exception was lost")), None
+    exception, traceback = pickle.loads(payload)
     return exception, traceback

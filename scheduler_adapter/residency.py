@@ -358,6 +358,9 @@ class Residency:
     def maybe_end(self, submission: Submission) -> None:
         if submission.sealed and not submission.runs_under_way and submission.remaining <= 0:
             self.submissions.pop(submission.name, None)
+            for name in submission.groups:
+                if name in self.scheduler.task_groups and not any(name in other.groups for other in self.submissions.values()):
+                    self.ledger.settle(name)
 
     def clear(self) -> None:
         """After `Scheduler.restart` nothing is resident."""

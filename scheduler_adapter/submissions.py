@@ -217,6 +217,9 @@ class Submitter:
                     window.add(resident)
                     if ts.priority:
                         generation = float(ts.priority[1])
+            else:
+                # AddTasks says that it is held: what it is has to be said after that.
+                window.tell_again([resident])
             residents[key] = resident
             window.changed[resident] = None
         self.pager.residency.most_resident = max(self.pager.residency.most_resident, len(scheduler.tasks))

@@ -37,13 +37,24 @@ def leftovers(dask_scheduler: Any) -> dict[str, Any]:
         ],
         "pager.fire_and_forget": len(pager.fire_and_forget),
         "holder": len(pager.residency.holder.wants_what),
-        "arriving": len(s.taskdb.clients.submitter._arriving),
+        "arriving": len(_arriving(s)),
         "inboxes busy": sum(not i.idle for i in s.taskdb.clients.inboxes.values()),
         "ledger debts": dict(getattr(pager.residency.ledger, "_debts", {})),
         "active_graph_updates": s._active_graph_updates,
         "wants": {c: len(cs.wants_what) for c, cs in s.clients.items() if cs.wants_what},
     }
     return {k: v for k, v in found.items() if v}
+
+
+def _arriving(s: Any) -> Any:
+    """Runs that were sent and not answered, wherever the adapter keeps them."""
+    submitter = s.taskdb.clients.submitter
+    for holder in (submitter, *vars(submitter).values()):
+        for name in ("_arriving", "arriving"):
+            found = getattr(holder, name, None)
+            if isinstance(found, dict):
+                return found
+    return ()
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:

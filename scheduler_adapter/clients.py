@@ -130,6 +130,7 @@ class Clients:
         keys = list(keys)
         self._stock["client_releases_keys"](keys=keys, client=client, stimulus_id=stimulus_id)
         if keys:
+            self.pager.residency.needed_less(keys)
             self.pager.send(Unwant(client, [pack_key(k) for k in keys]))
 
     def report_key(self, key: Any, client: str) -> None:
@@ -266,7 +267,10 @@ class Clients:
         self._remove_now(client, stimulus_id)
 
     def _remove_now(self, client: str, stimulus_id: str | None = None) -> None:
+        cs = self.scheduler.clients.get(client)
+        keys = [ts.key for ts in cs.wants_what] if cs is not None else []
         self._stock["remove_client"](client=client, stimulus_id=stimulus_id)
+        self.pager.residency.needed_less(keys)
         self.pager.send(DropClient(client))
 
     async def restart(self, **kwargs: Any) -> None:

@@ -246,6 +246,7 @@ class Residency:
                 self.window.leased.discard(resident)
                 if finish == "memory":
                     self._need_less(ts)
+                self.needed_less([dts.key for dts in ts.dependencies])
                 internals.unlink(ts)
             elif finish in _UNFINISHED:
                 self.window.leased.add(resident)
@@ -302,10 +303,20 @@ class Residency:
         while stays := [r for r in going.values() if self.needed_here(r.task, going)]:
             for resident in stays:
                 del going[resident.key]
-            self.window.tell_again(stays)
+                if not resident.kept:  # else it has been told: once is enough
+                    resident.kept = True
+                    self.window.tell_again([resident])
         for resident in going.values():
             if resident.task is not None:
                 self._let_go(resident, resident.task)
+
+    def needed_less(self, keys: Any) -> None:
+        """A want, or a dependent, of these has ended: the database shall look again at what was kept against its word."""
+        for key in keys:
+            resident = self.window.by_key.get(key)
+            if resident is not None and resident.kept:
+                resident.kept = False
+                self.window.tell_again([resident])
 
     def release_unneeded(self, residents: list[Resident]) -> None:
         """The same for what the count of dependents says: the database is told, not asked."""

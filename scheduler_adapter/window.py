@@ -17,7 +17,7 @@ _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEAS
 class Resident:
     """One task of the database that is in the scheduler's `tasks`, or has just left."""
 
-    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents")
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept")
 
     def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
         self.key = key
@@ -37,6 +37,8 @@ class Resident:
         self.leaving = False
         #: Dependents that have not finished, here or on disk; None: only the database knows.
         self.dependents: int | None = None
+        #: The database named it for release, and it was needed here: to be told again when it is not.
+        self.kept = False
 
     def level(self) -> Level:
         task = self.task

@@ -24,7 +24,7 @@ _WAITED_FOR = (0, 1, 1, 1, 0, 1, 1)
 _BLOCKS = (0, 1, 1, 0, 0, 1, 1)
 
 _DATA = int(TaskFlag.DATA)
-#: Stored flag of our own: it was ERRED and has not been leased since, so the scheduler may still hold it as failed.
+#: Stored flag of our own: it was ERRED, and was neither leased nor named for release since. So the scheduler may still hold it as failed.
 _REVIVED = 128
 
 #: In the place of the client in Todo.CANCEL: every client's want ends; the same, but what has a result is spared.
@@ -192,11 +192,13 @@ def recheck(work: Work, task: TaskRecord) -> None:
 
 def release_unneeded(work: Work, task: TaskRecord) -> None:
     """Nobody needs its result: let go of it, or do not begin it. Named to the scheduler if it holds it."""
+    if task.state in (RELEASED, ERRED):
+        return
     if task.state in (PROCESSING, MEMORY) or task.flags & _REVIVED:
         work.result.release.append(task.id)
-    if task.state != ERRED:
-        task.nbytes = -1
-        move(work, task, RELEASED)
+        task.flags &= ~_REVIVED
+    task.nbytes = -1
+    move(work, task, RELEASED)
 
 
 # ----------------------------------------------------------------------------------------------------------- failing

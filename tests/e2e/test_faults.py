@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from pathlib import Path
@@ -192,7 +193,8 @@ def test_full_store(tmp_path: Path, window: int | None) -> None:
         head = client.submit(f.wait_for_file, str(gate), 1)
         before = client.submit(f.total, [client.submit(f.add, head, i) for i in range(50)])
         n = 12_000
-        graph: dict[str, tuple[object, ...]] = {f"fat-{i}": (f.first, i, bytes([i % 256]) * 3000) for i in range(n)}
+        noise = random.Random(1)  # specs of a group are compressed
+        graph: dict[str, tuple[object, ...]] = {f"fat-{i}": (f.first, i, noise.randbytes(3000)) for i in range(n)}
         graph["fat-sum"] = (f.total, [f"fat-{i}" for i in range(n)])
         with pytest.raises(Exception, match="left in the store|at its limit"):
             client.get(graph, "fat-sum", sync=False).result(timeout=60)
@@ -214,8 +216,9 @@ def test_ingest_process_killed(tmp_path: Path, window: int | None) -> None:
         server = until(lambda: client.run_on_scheduler(f.ingest_pid), "there is an ingest process")
         future = client.get({**large, "l-0": (f.wait_for_file, str(gate), 0)}, "l-sum", sync=False)
         children = until(lambda: descendants(server), "a child reads the graph")
-        for child in children:
-            child.kill()
+        # It has all of it, and is at work.
+        until(lambda: children[0].cpu_times().user > 0.2, "it works")
+        children[0].kill()
         with pytest.raises(Exception, match="ingest process ended"):
             future.result(timeout=60)
         del future
@@ -295,6 +298,8 @@ def test_nothing_survives_a_killed_scheduler(tmp_path: Path) -> None:
 
 
 LOCAL = """
+import sys
+
 from distributed import Client, LocalCluster
 
 if __name__ == "__main__":

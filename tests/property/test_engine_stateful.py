@@ -9,8 +9,11 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,11 +22,16 @@ from taskdb import commands as c
 from taskdb.engine import engine as engine_module
 from taskdb.engine.engine import Engine
 from taskdb.engine.invariants import Snapshot, violations
+from taskdb.engine.refs import find_graph, find_key
 from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.store.lmdb_store import LmdbStore
 from taskdb.store.memory_store import MemoryStore
 from taskdb.store.schema import Table
 from tests.support.engine_model import Model
+
+# IMPORTANT: longer than Hypothesis takes to shrink (300 s). Interrupted there, it would complain of "inconsistent data generation" and not
+# show the failure.
+pytestmark = pytest.mark.timeout(600)
 
 KEYS = [bytes((letter,)) for letter in b"abcdefghij"]
 CLIENTS = ["alice", "bob", "carol"]
@@ -34,6 +42,16 @@ clients = st.sampled_from(CLIENTS)
 graphs = st.sampled_from(GRAPHS)
 ids = st.integers(1, 40)
 levels = st.sampled_from(list(Level))
+#: What comes before a run of tasks in the same batch: kind, client, keys, level, submission.
+Before = tuple[str, str, list[bytes], Level, str]
+befores = st.tuples(
+    st.sampled_from(["nothing"] * 4 + ["unwant"] * 3 + ["drop", "cancel", "force", "retry", "report", "fail", "abort"]),
+    clients,
+    st.lists(keys, min_size=1, max_size=4),
+    levels,
+    graphs,
+)
+Row = tuple[bytes, int, list[int], int, float]
 
 
 @st.composite
@@ -53,6 +71,15 @@ def new_rows(draw: st.DrawFn) -> list[tuple[bytes, int, list[int], float]]:
     return rows
 
 
+@dataclass
+class Batch:
+    """A batch with runs of tasks, and what the model says of it."""
+
+    commands: list[c.Command]
+    added: list[c.Added] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Subclasses say which store, and how much background work a step does."""
 
@@ -67,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._patches = [
             mock.patch.object(engine_module, "STEP_ITEMS", self.step_items),
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
+            mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
         ]
         for patch in self._patches:
             patch.start()
@@ -76,7 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.seq = 0
         self.epoch = 0
         #: Rest of each open submission, still to be sent.
-        self.rest: dict[str, list[tuple[bytes, int, list[int], int, float]]] = {}
+        self.rest: dict[str, list[Row]] = {}
         self.sent: dict[str, int] = {}
         self.open: set[str] = set()
 
@@ -87,11 +115,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------------------------------------------------- doing
 
-    def do(self, *commands: c.Command) -> c.Result:
+    def do(self, *commands: c.Command, refused: Sequence[int] = ()) -> c.Result:
+        """`refused`: positions of the commands that cannot be, their submission being no more."""
         txn = self.store.write()
         self.seq += 1
-        result, refused = self.engine.apply(txn, self.epoch, self.seq, commands)
-        assert not refused, refused
+        result, not_done = self.engine.apply(txn, self.epoch, self.seq, commands)
+        if not self.compare:
+            gone = {added.submission for added in result.added if added.missing}
+            self.open -= gone
+            refused = [position for position, submission, _, _ in not_done if submission in gone]
+        assert [position for position, _, _, _ in not_done] == list(refused), not_done
         if self.compare:
             more_result, more = self.engine.step(txn, 1)
             assert not more
@@ -114,7 +147,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(rows=new_rows(), seal=st.booleans())
     def first_epoch(self, rows: list[tuple[bytes, int, list[int], float]], seal: bool) -> None:
         self.begin_epoch()
-        self.submit("g1", "alice", rows, 0, 8, seal)
+        self.submit("g1", "alice", rows, 0, [8], seal, True, ("nothing", "alice", [], Level.HELD, "g1"))
 
     # Whatever takes everything back is rare, or no run would get anywhere.
     @rule(often=st.integers(0, 7))
@@ -136,71 +169,128 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.last_id = last_id
         self.rest, self.sent, self.open = {}, {}, set()
 
-    @rule(graph=graphs, client=clients, rows=new_rows(), generation=st.integers(0, 2), first=st.integers(0, 7), seal=st.booleans())
+    @rule(
+        graph=graphs,
+        client=clients,
+        rows=new_rows(),
+        generation=st.integers(0, 2),
+        counts=st.lists(st.integers(0, 7), min_size=1, max_size=2),
+        seal=st.booleans(),
+        found=st.booleans(),
+        before=befores,
+    )
     def submit(
-        self, graph: str, client: str, rows: list[tuple[bytes, int, list[int], float]], generation: int, first: int, seal: bool
+        self,
+        graph: str,
+        client: str,
+        rows: list[tuple[bytes, int, list[int], float]],
+        generation: int,
+        counts: list[int],
+        seal: bool,
+        found: bool,
+        before: Before,
     ) -> None:
-        if graph in self.open or self.graph_exists(graph):
-            return
-        declared = [len({i for i, row in enumerate(rows) if index in row[2]}) for index in range(len(rows))]
-        self.rest[graph] = [(key, flags, deps, declared[i], order) for i, (key, flags, deps, order) in enumerate(rows)]
-        self.sent[graph] = 0
-        self.open.add(graph)
-        # A sealed one whose tasks are all forgotten is no more: its name begins anew.
-        self.model.graphs.pop(graph, None)
-        self.model.begin(graph, client, float(generation))
-        begin = c.BeginGraph(graph, client, float(generation), 0.0)
-        commands: list[c.Command] = [begin, begin, self.take(graph, first)]
-        if seal and graph in self.open and not self.rest[graph]:
-            self.open.discard(graph)
-            self.model.seal(graph)
-            commands.append(c.SealGraph(graph))
-        self.send_adds(commands)
+        """The first runs of a submission. `found`: only inputs that are there are named as such."""
+        batch = Batch(self.before(before))
+        if not self.graph_exists(graph):
+            flags = [row[1] if not found or self.task_id(row[0]) else row[1] & ~TaskFlag.EXTERNAL for row in rows]
+            declared = [len({i for i, row in enumerate(rows) if index in row[2]}) for index in range(len(rows))]
+            self.rest[graph] = [(key, flags[i], deps, declared[i], order) for i, (key, _, deps, order) in enumerate(rows)]
+            self.sent[graph] = 0
+            self.open.add(graph)
+            self.model.begin(graph, client, float(generation))
+            batch.commands += [c.BeginGraph(graph, client, float(generation), 0.0)] * 2
+            for count in counts:
+                self.take(batch, graph, count)
+            if seal and not self.rest[graph]:
+                self.open.discard(graph)
+                if self.compare and graph not in self.model.graphs:
+                    batch.refused.append(len(batch.commands))
+                self.model.seal(graph)
+                batch.commands.append(c.SealGraph(graph))
+        self.send(batch)
 
     def graph_exists(self, graph: str) -> bool:
-        with self.store.read() as txn:
-            return any(record.submission == graph for record in Snapshot(txn).graphs.values())
+        """Whether its name is taken."""
+        return graph in self.model.graphs
 
-    def take(self, graph: str, count: int) -> c.AddTasks:
+    def task_id(self, key: bytes) -> int:
+        return self.model.tasks[key].id if key in self.model.tasks else 0
+
+    def before(self, before: Before) -> list[c.Command]:
+        kind, client, some, level, graph = before
+        if kind == "unwant":
+            for key in some:
+                self.model.unwant(client, key)
+            return [c.Unwant(client, some)]
+        if kind == "drop":
+            self.model.drop(client)
+            return [c.DropClient(client)]
+        if kind in ("cancel", "force"):
+            for key in some:
+                self.model.cancel(client, key, kind == "force")
+            return [c.Cancel(client, some, kind == "force")]
+        if kind == "retry":
+            for key in some:
+                self.model.retry(key)
+            return [c.Retry(some)]
+        if kind == "report":
+            reported = [self.task_id(key) for key in some]
+            for task_id in reported:
+                self.model.report(task_id, level)
+            return [c.Report(reported, [level] * len(some))]
+        if kind == "fail":
+            failed = self.task_id(some[0])
+            self.model.report(failed, Level.ERRED)
+            return [c.Fail(failed, b"payload", "text")]
+        if kind == "abort":
+            self.model.abort(graph)
+            self.open.discard(graph)
+            return [c.AbortGraph(graph)]
+        return []
+
+    def take(self, batch: Batch, graph: str, count: int) -> None:
+        """Add the next tasks of an open submission. Once an input was missing, they are refused."""
         rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
         at = self.sent[graph]
         self.sent[graph] += len(rows)
-        if not self.model.add(graph, rows):
-            self.open.discard(graph)
-        return c.AddTasks(
-            graph,
-            at,
-            [row[0] for row in rows],
-            [b"spec"] * len(rows),
-            [row[1] for row in rows],
-            [len(row[2]) for row in rows],
-            [dep for row in rows for dep in row[2]],
-            [row[3] for row in rows],
-            [row[4] for row in rows],
-            new_groups=["group"] if at == 0 else [],
+        if self.compare:
+            if graph in self.model.graphs:
+                arrived = self.model.add(graph, rows)
+                batch.added.append(c.Added(graph, at, arrived.ids, arrived.missing, arrived.known))
+                if arrived.missing:
+                    self.open.discard(graph)
+            else:
+                batch.refused.append(len(batch.commands))
+        batch.commands.append(
+            c.AddTasks(
+                graph,
+                at,
+                [row[0] for row in rows],
+                [b"spec"] * len(rows),
+                [row[1] for row in rows],
+                [len(row[2]) for row in rows],
+                [dep for row in rows for dep in row[2]],
+                [row[3] for row in rows],
+                [row[4] for row in rows],
+                new_groups=["group"] if at == 0 else [],
+            )
         )
 
-    def send_adds(self, commands: list[c.Command]) -> None:
-        expected = [
-            (command.submission, command.first_index, [self.id_of(command, i) for i in range(len(command.keys))])
-            for command in commands
-            if isinstance(command, c.AddTasks)
-        ]
-        result = self.do(*commands)
+    def send(self, batch: Batch) -> None:
+        result = self.do(*batch.commands, refused=batch.refused)
         if self.compare:
-            assert [(added.submission, added.first_index, added.ids) for added in result.added] == expected
+            assert result.added == batch.added
 
-    def id_of(self, command: c.AddTasks, i: int) -> int:
-        if command.submission not in self.model.graphs:
-            return 0
-        key = self.model.graphs[command.submission].keys[command.first_index + i]
-        return 0 if key is None else self.model.tasks[key].id
-
-    @precondition(lambda self: any(self.rest.get(graph) for graph in self.open))
-    @rule(count=st.integers(1, 4), data=st.data())
-    def add_more(self, count: int, data: st.DataObject) -> None:
+    @precondition(lambda self: any(self.rest[graph] for graph in self.open))
+    @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=2), before=befores, data=st.data())
+    def add_more(self, counts: list[int], before: Before, data: st.DataObject) -> None:
         graph = data.draw(st.sampled_from(sorted(graph for graph in self.open if self.rest[graph])))
-        self.send_adds([self.take(graph, count)])
+        batch = Batch(self.before(before))
+        if graph in self.open:
+            for count in counts:
+                self.take(batch, graph, count)
+        self.send(batch)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), abort=st.booleans())
@@ -218,8 +308,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(graph=graphs)
     def abort_sealed(self, graph: str) -> None:
         if graph not in self.open:
-            if self.graph_exists(graph):
-                self.model.abort(graph)
+            self.model.abort(graph)
             self.do(c.AbortGraph(graph))
 
     @precondition(lambda self: self.open)
@@ -326,6 +415,27 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.report(blamed, Level.ERRED)
         self.do(c.Fail(failed, b"payload", "text"), c.Blame(blamed, cause))
 
+    def dependents_of(self) -> dict[int, list[int]]:
+        """Of each task that has any."""
+        above = {task.id: [other.id for other in self.model.dependents(task.key)] for task in self.model.tasks.values()}
+        return {task_id: dependents for task_id, dependents in sorted(above.items()) if dependents} or {1: []}
+
+    @rule(data=st.data(), level=st.sampled_from([Level.RELEASED, Level.RELEASED, Level.HELD, Level.MEMORY]))
+    def revive(self, data: st.DataObject, level: Level) -> None:
+        """One fails, and what depends on it; and it lives again, and they do."""
+        task_id = data.draw(st.sampled_from(list(self.dependents_of())))
+        for said in (Level.ERRED, level):
+            self.model.report(task_id, said)
+            self.do(c.Report([task_id], [said]))
+
+    @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
+    def report_dependents(self, data: st.DataObject, level: Level) -> None:
+        """All that depends on one: with MEMORY, nobody needs it any more, whatever it is."""
+        dependents = data.draw(st.sampled_from(list(self.dependents_of().values())))
+        for task_id in dependents:
+            self.model.report(task_id, level)
+        self.do(c.Report(dependents, [level] * len(dependents)))
+
     @rule(ready=st.integers(0, 4), total=st.integers(0, 6))
     def lease(self, ready: int, total: int) -> None:
         txn = self.store.write()
@@ -431,29 +541,24 @@ class SmallStepsMachine(MemoryMachine):
         self.engine.step(txn, items)
         txn.commit()
 
-    def take(self, graph: str, count: int) -> c.AddTasks:
-        # The model is not kept up: it would have to know which tasks are still there.
-        rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
-        at = self.sent[graph]
-        self.sent[graph] += len(rows)
-        return c.AddTasks(
-            graph,
-            at,
-            [row[0] for row in rows],
-            (),
-            [row[1] for row in rows],
-            [len(row[2]) for row in rows],
-            [dep for row in rows for dep in row[2]],
-            [row[3] for row in rows],
-            [row[4] for row in rows],
-        )
+    # The model is not kept up: it would have to know which tasks are still there.
 
-    def send_adds(self, commands: list[c.Command]) -> None:
-        self.do(*commands)
+    def graph_exists(self, graph: str) -> bool:
+        with self.store.read() as txn:
+            return find_graph(txn, graph) != 0
+
+    def task_id(self, key: bytes) -> int:
+        with self.store.read() as txn:
+            return find_key(txn, key)
 
     def known_ids(self) -> list[int]:
         with self.store.read() as txn:
             return [int.from_bytes(key) for key, _ in txn.scan(Table.TASKS)] or [1]
+
+    def dependents_of(self) -> dict[int, list[int]]:
+        with self.store.read() as txn:
+            above = Snapshot(txn).dependents
+        return {task_id: dependents for task_id, dependents in sorted(above.items()) if dependents} or {1: []}
 
     @rule()
     def drain(self) -> None:

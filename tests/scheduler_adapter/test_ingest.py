@@ -182,6 +182,21 @@ def test_crash_of_the_child_fails_one_submission_only(daemon: Daemon) -> None:
     play(daemon, test)
 
 
+@pytest.mark.xfail(strict=True, reason="I1: the error of a broken connection while the graph is sent gets through", raises=ConnectionError)
+def test_crash_while_the_graph_is_sent(daemon: Daemon) -> None:
+    async def test(process: IngestProcess, epoch: int) -> None:
+        await messages(process, job(daemon, epoch, "first", Expr(graph(3)), {"s"}))
+        assert process.pid is not None
+        # It accepts nothing, so what is sent stays on the way.
+        os.kill(process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.3, os.kill, process.pid, signal.SIGKILL)
+        work, _ = job(daemon, epoch, "second", Expr({}), {"s"})
+        with pytest.raises(IngestFailed, match="ingest process ended"):
+            await messages(process, (work, [bytes(2**26)]))
+
+    play(daemon, test)
+
+
 def test_crash_of_the_server_is_mended(daemon: Daemon) -> None:
     async def test(process: IngestProcess, epoch: int) -> None:
         await messages(process, job(daemon, epoch, "first", Expr(graph(10)), {"s"}))

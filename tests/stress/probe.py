@@ -116,6 +116,8 @@ def stories(dask_scheduler: Any) -> dict[str, list[str]]:
     """What lately happened to some tasks that are left."""
     s = dask_scheduler
     shown = [ts for ts in s.tasks.values() if ts.state != "memory"][:3] + [ts for ts in s.tasks.values() if ts.state == "memory"][:2]
-    return {
-        str(ts.key): [f"{t.timestamp:.3f} {t.start} -> {t.finish} {t.stimulus_id}" for t in s.story(ts.key) if t.key == ts.key][-14:] for ts in shown
-    }
+    out = {}
+    for ts in shown:
+        own = [t for t in s.story(ts.key) if t.key == ts.key][-14:]
+        out[str(ts.key)] = [f"{t.timestamp:.3f} {t.start} -> {t.finish} {t.stimulus_id}" for t in own]
+    return out

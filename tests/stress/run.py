@@ -533,7 +533,7 @@ class Run:
         self.until(lambda: [n.name for n in waiting if not (self.marks / n.name).exists()], "fire-and-forget tasks that did not run")
         for name in list(self.datasets):
             self.observer.unpublish_dataset(name)
-        for name, (_, node) in self.variables.items():
+        for name in self.variables:
             mine = Variable(name, client=self.observer)
             mine.delete()
         for name, (_, nodes) in self.queues.items():
@@ -625,7 +625,8 @@ def run_seed(cluster: Cluster, args: Any, seed: int, folder: Path) -> str | None
     else:
         shutil.rmtree(run.marks, ignore_errors=True)
         print(
-            f"seed {seed} window {args.window}: ok, {time.monotonic() - start:.0f} s, kills {run.kills}, {sum(run.counts.values())} steps, {run.maker._count} tasks",
+            f"seed {seed} window {args.window}: ok, {time.monotonic() - start:.0f} s, kills {run.kills}, {sum(run.counts.values())} steps, "
+            f"{run.maker._count} tasks",
             flush=True,
         )
         return None

@@ -21,7 +21,7 @@ from bench.processes import ROOT, ProcessDied, Processes, Spawned, await_port, d
 PATIENCE_SECONDS = 30.0
 #: What stock's `validate` and the adapter say when they find a fault.
 _FAULT = re.compile(
-    r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL|Task exception was never"
+    r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL - (?!Closed comm)|Task exception was never|Exception while handling op"
 )
 
 
@@ -147,7 +147,7 @@ class Cluster:
     def _await(self, spawned: Spawned, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 2 * PATIENCE_SECONDS
         while not ready():
-            self.processes.check()
+            spawned.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{spawned.name} was not ready; its log ends:\n{spawned.tail()}")
             time.sleep(0.05)

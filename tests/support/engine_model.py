@@ -5,6 +5,7 @@ bytes, everything recounted whenever it is asked. Used to judge the engine; shar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from taskdb.model import Level, TaskFlag
 
@@ -16,24 +17,41 @@ ACTIVE, LEASED, MEMORY, RELEASED, ERRED = "active", "leased", "memory", "release
 class Task:
     key: bytes
     id: int
-    graph: str
+    #: Number of its submission.
+    graph: int
     deps: list[bytes]
     rank: tuple[float, float, float]
     data: bool
     expected: int
     state: str = RELEASED
-    #: client -> the submission that brought the want ("" if none or several)
-    wants: dict[str, str] = field(default_factory=dict)
+    #: It was ERRED, and was neither leased nor named for release since: the scheduler may hold it as failed.
+    revived: bool = False
+    #: Who wants it -> number of the submission that brought the want (0 if none or several). "!…" is a submission that is open and met it,
+    #: "~…" a client (or a submission) whose wants are about to end.
+    wants: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Graph:
-    name: str
+    number: int
     client: str
     generation: float
     sealed: bool = False
-    #: Keys by index (None: missing).
-    keys: list[bytes | None] = field(default_factory=list)
+    #: Keys by index.
+    keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def protector(self) -> str:
+        return f"!{self.number}"
+
+
+class Arrived(NamedTuple):
+    """Answer to a run of tasks."""
+
+    ids: list[int]
+    missing: list[bytes]
+    #: Positions of the tasks that were there already.
+    known: list[int]
 
 
 @dataclass
@@ -51,10 +69,14 @@ class Model:
         self.tasks: dict[bytes, Task] = {}
         self.graphs: dict[str, Graph] = {}
         self.last_id = 0
+        self.numbers = 0
         self.said = Said()
+        #: Numbers of submissions that were sealed, and that were aborted: what they brought is about to be taken back.
+        self._sealed: set[int] = set()
+        self._aborted: set[int] = set()
         self._revive: set[bytes] = set()
         self._retry: set[bytes] = set()
-        #: (client, None: force, or "lost" in a tuple; key)
+        #: (client, "*force" or "*lost"; key)
         self._cancel: set[tuple[str, bytes]] = set()
 
     # ------------------------------------------------------------------------------------------------------- recounts
@@ -89,88 +111,92 @@ class Model:
 
     def begin(self, name: str, client: str, generation: float) -> None:
         if name not in self.graphs:
-            self.graphs[name] = Graph(name, client, generation)
+            self.numbers += 1
+            self.graphs[name] = Graph(self.numbers, client, generation)
 
-    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> bool:
-        """Rows: key, flags, dependencies (indices), dependents declared, order. False: an input is missing, and the graph is no more."""
-        if any(flags & TaskFlag.EXTERNAL and key not in self.tasks for key, flags, *_ in rows):
+    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> Arrived:
+        """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the submission
+        is no more."""
+        # What was let go of before is gone: a key that is not only named is then a new task.
+        if any(key in self.tasks and not flags & TaskFlag.EXTERNAL for key, flags, *_ in rows):
+            self._settle_all()
+        missing = [key for key, flags, *_ in rows if flags & TaskFlag.EXTERNAL and key not in self.tasks]
+        if missing:
             self.abort(name)
-            return False
+            return Arrived([0] * len(rows), missing, list(range(len(rows))))
         graph = self.graphs[name]
-        for key, flags, deps, declared, order in rows:
-            dep_keys = [dep_key for dep in dict.fromkeys(deps) if (dep_key := graph.keys[dep]) is not None]
-            dep_keys = list(dict.fromkeys(dep_keys))
+        ids: list[int] = []
+        known: list[int] = []
+        for position, (key, flags, deps, declared, order) in enumerate(rows):
+            dep_keys = list(dict.fromkeys(graph.keys[dep] for dep in deps))
             for dep_key in dep_keys:
                 dep = self.tasks[dep_key]
-                if dep.graph == name and dep.expected:
+                if dep.graph == graph.number and dep.expected:
                     dep.expected -= 1
+            graph.keys.append(key)
             task = self.tasks.get(key)
             if task is not None:
-                graph.keys.append(key)
-                if task.graph != name:
-                    task.wants.setdefault(f"!{name}", "")
+                known.append(position)
+                ids.append(task.id)
+                if task.graph != graph.number:
+                    task.wants.setdefault(graph.protector, 0)
                 else:
                     task.expected += declared
                 if flags & TaskFlag.HELD and task.state != MEMORY:
                     self.hold(task)
                 if flags & TaskFlag.WANTED:
-                    self._want(task, graph.client, name)
+                    self._want(task, graph.client, graph.number)
                     if task.state == ERRED:
                         self.said.erred.append((graph.client, key))
                 continue
             self.last_id += 1
-            task = Task(key, self.last_id, name, dep_keys, (0.0, graph.generation, order), bool(flags & TaskFlag.DATA), declared)
+            ids.append(self.last_id)
+            task = Task(key, self.last_id, graph.number, dep_keys, (0.0, graph.generation, order), bool(flags & TaskFlag.DATA), declared)
             self.tasks[key] = task
-            graph.keys.append(key)
             if flags & TaskFlag.WANTED:
-                self._want(task, graph.client, name)
+                self._want(task, graph.client, graph.number)
             if flags & TaskFlag.HELD:
                 task.state = LEASED
             elif self.needed(task):
                 self._activate(task)
-        return True
+        return Arrived(ids, [], known)
 
-    def _want(self, task: Task, client: str, graph: str) -> None:
+    def _want(self, task: Task, client: str, number: int) -> None:
         if client in task.wants:
-            if task.wants[client] != graph:
-                task.wants[client] = ""
+            if task.wants[client] != number:
+                task.wants[client] = 0
         else:
-            task.wants[client] = graph
+            task.wants[client] = number
 
     def seal(self, name: str) -> None:
         graph = self.graphs.get(name)
-        if graph is None or graph.sealed:
-            return
-        graph.sealed = True
-        for task in self.tasks.values():
-            task.wants.pop(f"!{name}", None)
-            if task.graph == name:
-                task.expected = 0
+        if graph is not None and not graph.sealed:
+            graph.sealed = True
+            self._sealed.add(graph.number)
+            self.drop(graph.protector)
 
     def abort(self, name: str) -> None:
         graph = self.graphs.pop(name, None)
-        if graph is None:
-            return
-        for task in self.tasks.values():
-            task.wants.pop(f"!{name}", None)
-            if task.wants.get(graph.client) == name:
-                del task.wants[graph.client]
-            if task.graph == name:
-                task.expected = 0
-                # The name may be used again; this submission is no more.
-                task.graph = f"aborted {name}"
+        if graph is not None:
+            self._aborted.add(graph.number)
+            self.drop(graph.protector)
 
     def want(self, client: str, key: bytes) -> None:
         if key in self.tasks:
-            self._want(self.tasks[key], client, "")
+            self._want(self.tasks[key], client, 0)
 
     def unwant(self, client: str, key: bytes) -> None:
         if key in self.tasks:
             self.tasks[key].wants.pop(client, None)
 
     def drop(self, client: str) -> None:
+        """Its wants are about to end, and from now on its name is another's."""
+        self.numbers += 1
+        dropped = f"~{client} {self.numbers}"
         for task in self.tasks.values():
-            task.wants.pop(client, None)
+            if client in task.wants:
+                task.wants[dropped] = task.wants.pop(client)
+        self._cancel = {(dropped if who == client else who, key) for who, key in self._cancel}
 
     def cancel(self, client: str, key: bytes, force: bool) -> None:
         if key in self.tasks and (force or any(client in task.wants for task in self.tasks.values())):
@@ -196,14 +222,22 @@ class Model:
             if task.state in (LEASED, MEMORY):
                 task.state = RELEASED
         else:
-            if task.state == ERRED:
-                self._revive.add(task.key)
-            task.state = RELEASED
+            self._put_back(task)
 
     def hold(self, task: Task) -> None:
         if task.state == ERRED:
             self._revive.add(task.key)
+        self._lease(task)
+
+    def _lease(self, task: Task) -> None:
         task.state = LEASED
+        task.revived = False
+
+    def _put_back(self, task: Task) -> None:
+        if task.state == ERRED:
+            self._revive.add(task.key)
+            task.revived = True
+        task.state = RELEASED
 
     def lease(self, ready: int, total: int) -> list[int]:
         taken: list[int] = []
@@ -218,7 +252,7 @@ class Model:
             if not queued:
                 break
             task = min(queued, key=lambda other: (other.rank, other.id))
-            task.state = LEASED
+            self._lease(task)
             taken.append(task.id)
         return taken
 
@@ -241,10 +275,19 @@ class Model:
 
     def settle(self) -> Said:
         """Apply the rules until none applies; what brings back comes before what lets go. Returns what was said since the last time."""
-        while self._settle_one():
-            pass
+        self._settle_all()
         said, self.said = self.said, Said()
         return said
+
+    def _settle_all(self) -> None:
+        while self._settle_one():
+            pass
+        # A submission without tasks has ended.
+        self.graphs = {
+            name: graph
+            for name, graph in self.graphs.items()
+            if not graph.sealed or any(task.graph == graph.number for task in self.tasks.values())
+        }
 
     def _settle_one(self) -> bool:
         tasks = sorted(self.tasks.values(), key=lambda task: task.id)
@@ -254,7 +297,8 @@ class Model:
                 return True
         self._cancel = {(who, key) for who, key in self._cancel if key in self.tasks}
         if self._cancel:
-            item = min(self._cancel, key=lambda item: self.tasks[item[1]].id)
+            # Forced ones first, and those of lost data last.
+            item = min(self._cancel, key=lambda item: (item[0] == "*lost", item[0], self.tasks[item[1]].id))
             self._cancel.discard(item)
             self._cancel_one(*item)
             return True
@@ -276,20 +320,36 @@ class Model:
                 if not above:
                     self._revive_one(task)
             return True
+        if self._end_wants():
+            return True
         for task in tasks:
             if not self.linked(task):
-                if task.state in (LEASED, MEMORY, ERRED):
+                if task.state in (LEASED, MEMORY, ERRED) or task.revived:
                     self.said.release.append(task.id)
                 del self.tasks[task.key]
                 self._revive.discard(task.key)
                 self.said.forgotten += 1
                 return True
             if not self.needed(task) and task.state in (ACTIVE, LEASED, MEMORY):
-                if task.state in (LEASED, MEMORY):
+                if task.state in (LEASED, MEMORY) or task.revived:
                     self.said.release.append(task.id)
                 task.state = RELEASED
+                task.revived = False
                 return True
         return False
+
+    def _end_wants(self) -> bool:
+        """Those of dropped clients, and what submissions brought that were sealed or aborted. False if there was nothing to do."""
+        changed = bool(self._sealed or self._aborted)
+        for task in self.tasks.values():
+            left = {who: brought for who, brought in task.wants.items() if who[0] != "~" and brought not in self._aborted}
+            changed = changed or left != task.wants
+            task.wants = left
+            if task.graph in self._sealed | self._aborted:
+                task.expected = 0
+        self._sealed.clear()
+        self._aborted.clear()
+        return changed
 
     def _activate(self, task: Task) -> None:
         if task.data:
@@ -302,26 +362,25 @@ class Model:
 
     def _fail(self, task: Task) -> None:
         task.state = ERRED
-        self.said.erred += [(client, task.key) for client in task.wants if not client.startswith("!")]
+        self.said.erred += [(client, task.key) for client in task.wants if client[0] not in "!~"]
 
     def _revive_one(self, task: Task) -> None:
         if task.state == ERRED and not task.data:
-            task.state = RELEASED
-            self._revive.add(task.key)
+            self._put_back(task)
 
     def _cancel_one(self, who: str, key: bytes) -> None:
         task = self.tasks[key]
         if who == "*lost" and task.state == MEMORY:
             return
         if who.startswith("*"):
-            ended = [client for client in task.wants if not client.startswith("!")]
+            ended = [client for client in task.wants if not client.startswith(("!", "~!"))]
         else:
             if set(task.wants) - {who}:
                 return
             ended = list(task.wants)
         for client in ended:
             del task.wants[client]
-        if ended:
+        if any(client[0] != "~" for client in ended):
             self.said.cancelled.append(key)
         for other in self.dependents(key):
             self._cancel.add((who, other.key))

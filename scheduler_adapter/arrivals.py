@@ -148,11 +148,11 @@ class Arrivals:
     def _refused(self, refused: tuple[int, str, str, str]) -> None:
         """The daemon refused a command, and aborted the graph it belonged to: its client is told why."""
         _, name, _, text = refused
-        logger.error("the database refused a graph: %s", text)
         runs = [a for (other, _), a in self._arriving.items() if other == name]
         submission = self.pager.residency.submissions.get(name)
         if submission is None or not runs:
-            return
+            return  # it was aborted already, and this is what was still under way
+        logger.error("the database refused a graph: %s", text)
         self._forget(submission)
         window = self.pager.window
         for arriving in runs:

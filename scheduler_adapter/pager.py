@@ -148,8 +148,7 @@ class Pager(SchedulerPlugin):
             self._flush.cancel()
         self._flush_is_urgent = True
         self._do_flush()
-        assert self.session is not None
-        if self.session.in_flight:
+        if self.session is not None and self.session.in_flight:
             waiter = self._loop.create_future()
             self._waiters.append((self.session.last_seq, waiter))
             await waiter
@@ -157,8 +156,7 @@ class Pager(SchedulerPlugin):
     async def durable(self) -> None:
         """Return once everything queued so far is on disk, where reads see it (or the link is lost)."""
         await self.answered()
-        assert self.session is not None
-        while self.session.unacked and self.session.connected:
+        while self.session is not None and self.session.unacked and self.session.connected:
             await asyncio.sleep(0.005)
 
     async def want(self, client: str, keys: Iterable[Any]) -> list[WantState]:
@@ -200,6 +198,8 @@ class Pager(SchedulerPlugin):
             self._flush.cancel()
         self._do_flush()
         self.session = None
+        for _, waiter in self._waiters:
+            waiter.cancel()
 
     # -------------------------------------------------------------------------------------------- from the scheduler
 

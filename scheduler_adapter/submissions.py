@@ -233,7 +233,12 @@ class Submitter:
         self.pager.residency.shared((*graph.external, *graph.dsk))
         self.pager.residency.wanted_again(details.client, details.keys)
         self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
-        self._tell_plugins(details, list(graph.dsk))
+        annotations: dict[str, dict[Any, Any]] = {}
+        for kind, value in graph.global_annotations.items():
+            annotations[kind] = {key: value(key) if callable(value) else value for key in graph.dsk}
+        for kind, by_key in graph.annotations_by_type.items():
+            annotations.setdefault(kind, {}).update({k: v for k, v in by_key.items() if k in graph.dsk and v is not None})
+        self._tell_plugins(details, list(graph.dsk), annotations, graph.order)
         await self._send(graph, details, submission, generation, {})
         self.pager.residency.ledger.link(graph.group_deps)
         return len(graph.dsk)
@@ -333,7 +338,7 @@ class Submitter:
                     residency.shared(message["external"])
                     residency.wanted_again(details.client, details.keys)
                     self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
-                    self._tell_plugins(details, list(details.keys))
+                    self._tell_plugins(details, list(details.keys), {}, {})
                 elif op == "run":
                     for name, count in message["groups"].items():
                         submission.groups.add(name)
@@ -379,8 +384,8 @@ class Submitter:
             return False
         return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
 
-    def _tell_plugins(self, details: _Details, tasks: list[Any]) -> None:
-        """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys only."""
+    def _tell_plugins(self, details: _Details, tasks: list[Any], annotations: dict[str, Any], priority: dict[Any, Any]) -> None:
+        """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys, and nothing about them."""
         for plugin in list(self.scheduler.plugins.values()):
             try:
                 plugin.update_graph(
@@ -388,8 +393,8 @@ class Submitter:
                     client=details.client,
                     tasks=tasks,
                     keys=details.keys,
-                    annotations={},
-                    priority={},
+                    annotations=annotations,
+                    priority=priority,
                     stimulus_id=details.stimulus_id,
                 )
             except Exception as e:

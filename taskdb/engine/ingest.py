@@ -233,9 +233,8 @@ def _resolve_old(work: Work, graph: GraphRecord, command: AddTasks) -> dict[int,
 
 
 def names_known(work: Work, command: AddTasks) -> bool:
-    """Whether some task that the run brings may be in the database already."""
-    flags = command.flags or [0] * len(command.keys)
-    return any(not flag & _EXTERNAL and find_key(work.txn, key) for key, flag in zip(command.keys, flags, strict=False))
+    """Whether some task that the run brings, or builds on, may be in the database already."""
+    return any(find_key(work.txn, key) for key in command.keys)
 
 
 def _missing(work: Work, command: AddTasks) -> list[bytes]:

@@ -166,8 +166,7 @@ def cancel_task(work: Work, number: int, task: TaskRecord, cursor: int, items_ma
     """Cancel one task, and note its dependents, from `cursor` on. Returns the number of dependents met."""
     if cursor == 0:
         if number not in (CANCEL_FORCE, CANCEL_LOST):
-            others = task.wants - (work.txn.get(Table.WANTS, U64_PAIR.pack(number, task.id)) is not None)
-            if others:
+            if _wanted_by_other(work, number, task):
                 return 0
         elif number == CANCEL_LOST and task.state == MEMORY:
             return 0
@@ -183,6 +182,19 @@ def cancel_task(work: Work, number: int, task: TaskRecord, cursor: int, items_ma
                 if work.task(dependent_id) is not None:
                     work.push(Todo.CANCEL, number, dependent_id)
     return items
+
+
+def _wanted_by_other(work: Work, number: int, task: TaskRecord) -> bool:
+    """Whether another client wants it. Not submissions that protect it, nor clients that are gone (see DROP)."""
+    if task.wants <= (work.txn.get(Table.WANTS, U64_PAIR.pack(number, task.id)) is not None):
+        return False
+    start, stop = U64_PAIR.pack(task.id, 0), U64_PAIR.pack(task.id + 1, 0)
+    for key, _ in work.txn.scan(Table.WANTED_BY, start, stop):
+        other = int.from_bytes(key[8:])
+        client = work.client(other) if other != number else None
+        if client is not None and not client.internal and not client.dropped:
+            return True
+    return False
 
 
 def _end_wants(work: Work, number: int, task: TaskRecord) -> None:

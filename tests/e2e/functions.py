@@ -113,6 +113,11 @@ def refuse() -> None:
     raise TypeError("this cannot be unpickled here")
 
 
+def all_known(client: Any, keys: list[str]) -> bool:
+    """Whether the scheduler or the database has all of these tasks."""
+    return all(state is not None for state in client.sync(client.scheduler.get_task_status, keys=keys).values())
+
+
 # ------------------------------------------------------------------------------------------------------ on the scheduler
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import Client
 
 from tests.e2e import functions as f
-from tests.support.cluster import until
+from tests.support.cluster import Cluster, until
 
 pytestmark = pytest.mark.e2e
 
@@ -59,13 +59,20 @@ def test_released_dependency(client: Client) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3000], ids=["small", "large"])
-def test_key_too_long(client: Client, width: int) -> None:
+def test_key_too_long(cluster: Cluster, client: Client, width: int, known: Callable[..., None]) -> None:
+    known("B1: wants of a key that cannot be packed raise when its client leaves", "default")
     graph: dict[str, Any] = {f"short-{i}": (f.inc, i) for i in range(width)}
     long = "k" * 70_000
     graph[long] = (f.total, list(graph))
-    with pytest.raises(Exception, match="65,536") as caught:
-        client.get(graph, long, sync=False).result(timeout=60)
-    assert "shorter" in str(caught.value)
+    with Client(cluster.address) as mine:
+        name = mine.id
+        with pytest.raises(Exception, match="65,536") as caught:
+            mine.get(graph, long, sync=False).result(timeout=60)
+        assert "shorter" in str(caught.value)
+    faults = until(
+        lambda: [*cluster.faults(), "none"] if name not in client.run_on_scheduler(f.clients) else cluster.faults(), "the client has left"
+    )
+    assert faults == ["none"]
 
 
 @pytest.mark.parametrize("size", [10, 2 << 20], ids=["small", "large"])
@@ -84,7 +91,8 @@ def test_task_that_cannot_be_pickled(client: Client) -> None:
         client.submit(f.first, threading.Lock()).result(timeout=30)
 
 
-def test_long_key_within_the_bound(client: Client) -> None:
+def test_long_key_within_the_bound(client: Client, known: Callable[..., None]) -> None:
+    known("B2: the name of a long key's group is over its own, smaller bound")
     key = "k" * 60_000
     assert client.submit(f.inc, 1, key=key).result(timeout=30) == 2
 

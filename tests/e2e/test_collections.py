@@ -143,7 +143,7 @@ def test_priority(client: Client, gate: Path, tmp_path: Path) -> None:
     until(lambda: client.run_on_scheduler(f.processing) >= 2, "workers are busy")
     low = [client.submit(f.count_run, str(log), i, priority=-10) for i in range(40)]
     high = [client.submit(f.count_run, str(log), 100 + i, priority=10) for i in range(20)]
-    until(lambda: _all_known(client, [x.key for x in (*low, *high)]), "all is there")
+    until(lambda: f.all_known(client, [x.key for x in (*low, *high)]), "all is there")
     gate.touch()
     client.gather([*busy, *low, *high])
     order = [int(line) for line in log.read_text().split()]
@@ -151,11 +151,6 @@ def test_priority(client: Client, gate: Path, tmp_path: Path) -> None:
     # What was handed to a worker before, or queued in look-ahead, may come earlier: a few.
     late = [i for i, x in enumerate(order) if x >= 100]
     assert sum(late) / len(late) < 25, order
-
-
-def _all_known(client: Client, keys: list[str]) -> bool:
-    status = client.sync(client.scheduler.get_task_status, keys=keys)
-    return all(s is not None for s in status.values())
 
 
 def test_annotated_layers(client: Client) -> None:

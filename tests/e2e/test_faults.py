@@ -225,6 +225,7 @@ def test_ingest_process_killed(tmp_path: Path, window: int | None) -> None:
         gate.touch()
         assert client.submit(f.inc, 2).result(timeout=30) == 3
         psutil.Process(server).kill()
+        until(lambda: not psutil.pid_exists(server), "the scheduler knows that it is gone")
         assert client.get(large, "l-sum", sync=False).result(timeout=100) == sum(range(20_000))
         assert cluster.faults() == []
 
@@ -321,10 +322,11 @@ def test_local_cluster(tmp_path: Path, argv: list[str]) -> None:
     assert left == []
 
 
+@pytest.mark.xfail(strict=True, reason="D1: it hangs: SetupFailed ends the loop of LocalCluster, and the main thread waits for it")
 def test_local_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "local.py").write_text(LOCAL)
     url = f"127.0.0.1:{free_port()}"
-    done = run([str(tmp_path / "local.py"), "--taskdb-url", url], cwd=tmp_path, env={"DASK_TASKDB__CONNECT_TIMEOUT": "1s"})
+    done = run([str(tmp_path / "local.py"), "--taskdb-url", url], cwd=tmp_path, env={"DASK_TASKDB__CONNECT_TIMEOUT": "1s"}, timeout=20)
     assert done.returncode != 0
     assert url in done.stderr, done.stderr
 

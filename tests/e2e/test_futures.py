@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dask._task_spec import Task, TaskRef
 from distributed import Client, fire_and_forget, worker_client
 from distributed.client import FutureCancelledError, futures_of, wait
 
@@ -49,6 +51,7 @@ def test_cancel_of_a_running_future_stops_it(client: Client, tmp_path: Path, gat
     running = client.submit(f.mark_until, str(started), str(gate))
     after = client.submit(f.touch, str(tmp_path / "after"), running)
     until(started.exists, "the task runs")
+    until(lambda: f.all_known(client, [after.key]), "both are there")
     running.cancel()
     until(lambda: running.status == "cancelled", "told cancelled")
     until(lambda: after.status == "cancelled", "the dependent is told too")
@@ -59,6 +62,20 @@ def test_cancel_of_a_running_future_stops_it(client: Client, tmp_path: Path, gat
     gate.touch()
     until(lambda: not any(client.run(lambda dask_worker: [k for k in dask_worker.state.tasks]).values()), "no worker holds it")
     assert not (tmp_path / "after").exists()
+
+
+def test_cancel_takes_along_a_graph_that_is_still_arriving(client: Client, tmp_path: Path, gate: Path, known: Callable[..., None]) -> None:
+    """It depends on what is cancelled, and was sent before. A dependent that runs and holds its result would be a surprise."""
+    known("C1: a cancel that overtakes a graph does not reach the tasks of it that depend on what is cancelled")
+    started = tmp_path / "started"
+    running = client.submit(f.mark_until, str(started), str(gate))
+    until(started.exists, "the task runs")
+    n = 3000
+    graph = {f"arriving-{i}": Task(f"arriving-{i}", f.add, TaskRef(running.key), i) for i in range(n)}
+    futures = client.get(graph, list(graph), sync=False)
+    running.cancel()
+    until(lambda: running.status == "cancelled", "told cancelled")
+    until(lambda: all(x.status == "cancelled" for x in futures), "the dependents are told too", 10)
 
 
 def test_cancel_of_a_future_on_disk(client: Client, tmp_path: Path, gate: Path) -> None:
@@ -213,15 +230,24 @@ def test_retry_of_the_failed_task_itself(client: Client, tmp_path: Path) -> None
     assert after.result(timeout=30) == 6
 
 
-def test_fire_and_forget_runs_to_its_end(client: Client, address: str, tmp_path: Path, gate: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at-once"])
+def test_fire_and_forget_runs_to_its_end(
+    client: Client, address: str, tmp_path: Path, gate: Path, at_once: bool, known: Callable[..., None]
+) -> None:
+    """Also if its client leaves while it arrives."""
+    if at_once:
+        known("C2: a client that leaves takes along what it has just left to fire-and-forget")
     done = tmp_path / "done"
     with Client(address) as other:
         head = other.submit(f.wait_for_file, str(gate), 1)
         last = other.submit(f.touch, str(done), head)
         fire_and_forget(last)
+        key = last.key
         del head, last
+        if not at_once:
+            until(lambda: f.all_known(client, [key]), "it is there")
     gate.touch()
-    until(done.exists, "it ran although its client is gone")
+    until(done.exists, "it ran although its client is gone", 10)
     until(lambda: not client.run_on_scheduler(f.resident), "and is forgotten")
 
 

@@ -210,6 +210,20 @@ class EngineMachine(RuleBasedStateMachine):
                 batch.commands.append(c.SealGraph(graph))
         self.send(batch)
 
+    @rule(
+        graph=graphs,
+        client=clients,
+        key=keys,
+        new=keys,
+        flags=st.sampled_from([TaskFlag.EXTERNAL, TaskFlag(0), TaskFlag.WANTED]),
+        before=befores,
+    )
+    def build_on(self, graph: str, client: str, key: bytes, new: bytes, flags: TaskFlag, before: Before) -> None:
+        """A task whose input is perhaps let go of just before, in the same batch."""
+        kind, owner, _, level, other = before
+        rows: list[tuple[bytes, int, list[int], float]] = [(key, int(flags), [], 0.0), (new, int(TaskFlag.WANTED), [0], 0.0)]
+        self.submit(graph, client, rows, 0, [2], True, True, (kind, owner, [key], level, other))
+
     def graph_exists(self, graph: str) -> bool:
         """Whether its name is taken."""
         return graph in self.model.graphs
@@ -394,18 +408,14 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             with self.store.read() as txn:
                 ids_leased = [int.from_bytes(key) for key, _ in txn.scan(Table.LEASES)]
-        for task_id in ids_leased:
-            self.model.report(task_id, level)
-        self.do(c.Report(ids_leased, [level] * len(ids_leased)))
+        self.say(ids_leased, level)
 
     @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
     def report_leased(self, data: st.DataObject, level: Level) -> None:
         """What schedulers mostly do."""
         leased = sorted(task.id for task in self.model.tasks.values() if task.state == "leased")
         reported = data.draw(st.lists(st.sampled_from(leased), max_size=4, unique=True)) if leased else []
-        for task_id in reported:
-            self.model.report(task_id, level)
-        self.do(c.Report(reported, [level] * len(reported)))
+        self.say(reported, level)
 
     @rule(data=st.data(), cause=ids)
     def fail(self, data: st.DataObject, cause: int) -> None:
@@ -420,21 +430,23 @@ class EngineMachine(RuleBasedStateMachine):
         above = {task.id: [other.id for other in self.model.dependents(task.key)] for task in self.model.tasks.values()}
         return {task_id: dependents for task_id, dependents in sorted(above.items()) if dependents} or {1: []}
 
-    @rule(data=st.data(), level=st.sampled_from([Level.RELEASED, Level.RELEASED, Level.HELD, Level.MEMORY]))
-    def revive(self, data: st.DataObject, level: Level) -> None:
-        """One fails, and what depends on it; and it lives again, and they do."""
-        task_id = data.draw(st.sampled_from(list(self.dependents_of())))
-        for said in (Level.ERRED, level):
-            self.model.report(task_id, said)
-            self.do(c.Report([task_id], [said]))
+    @rule(
+        data=st.data(),
+        levels=st.sampled_from([[Level.RELEASED], [Level.RELEASED, Level.HELD, Level.OUT], [Level.HELD], [Level.MEMORY]]),
+        above=st.none() | st.just(Level.MEMORY) | levels,
+    )
+    def revive(self, data: st.DataObject, levels: list[Level], above: Level | None) -> None:
+        """One fails, and what depends on it; and it lives again, and they do. Then perhaps they need it no more."""
+        task_id, dependents = data.draw(st.sampled_from(list(self.dependents_of().items())))
+        for level in [Level.ERRED, *levels]:
+            self.say([task_id], level)
+        if above is not None:
+            self.say(dependents, above)
 
-    @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
-    def report_dependents(self, data: st.DataObject, level: Level) -> None:
-        """All that depends on one: with MEMORY, nobody needs it any more, whatever it is."""
-        dependents = data.draw(st.sampled_from(list(self.dependents_of().values())))
-        for task_id in dependents:
+    def say(self, reported: list[int], level: Level) -> None:
+        for task_id in reported:
             self.model.report(task_id, level)
-        self.do(c.Report(dependents, [level] * len(dependents)))
+        self.do(c.Report(reported, [level] * len(reported)))
 
     @rule(ready=st.integers(0, 4), total=st.integers(0, 6))
     def lease(self, ready: int, total: int) -> None:

@@ -43,7 +43,11 @@ def test_every_setting_is_used() -> None:
 def test_defaults() -> None:
     config = AdapterConfig.load()
     assert (config.url, config.data, config.window) == (None, None, 10_000)
-    assert (config.lookahead, config.flush_interval_ms, config.local_tasks) == (SHIPPED["lookahead"], SHIPPED["flush-interval"], SHIPPED["local-tasks"])
+    assert (config.lookahead, config.flush_interval_ms, config.local_tasks) == (
+        SHIPPED["lookahead"],
+        SHIPPED["flush-interval"],
+        SHIPPED["local-tasks"],
+    )
     assert config.connect_timeout_seconds == 10
     assert config.local_bytes == 2**20
 
@@ -83,7 +87,11 @@ BAD: list[Any] = [
     ("lookahead", "x"),
     ("flush-interval", "soon"),
     pytest.param("flush-interval", -1, marks=pytest.mark.xfail(strict=True, reason="K2: negative values are taken")),
-    pytest.param("connect-timeout", "a while", marks=pytest.mark.xfail(strict=True, reason="K2: KeyError of parse_timedelta gets through", raises=KeyError)),
+    pytest.param(
+        "connect-timeout",
+        "a while",
+        marks=pytest.mark.xfail(strict=True, reason="K2: KeyError of parse_timedelta gets through", raises=KeyError),
+    ),
     ("connect-timeout", -1),
     ("local-bytes", "some"),
     ("local-tasks", "few"),

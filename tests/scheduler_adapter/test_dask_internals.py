@@ -63,8 +63,36 @@ def test_the_range_is_that_of_the_distribution() -> None:
 
 #: Parameters each touch point is called with or replaces, in order.
 SIGNATURES: dict[tuple[type, str], list[str]] = {
-    (Scheduler, "update_graph"): "client expr_ser keys span_metadata internal_priority submitting_task user_priority actors fifo_timeout code annotations stimulus_id".split(),
-    (Scheduler, "_create_taskstate_from_graph"): "start dsk keys ordered client annotations_by_type global_annotations stimulus_id submitting_task span_metadata user_priority actors fifo_timeout code".split(),
+    (Scheduler, "update_graph"): [
+        "client",
+        "expr_ser",
+        "keys",
+        "span_metadata",
+        "internal_priority",
+        "submitting_task",
+        "user_priority",
+        "actors",
+        "fifo_timeout",
+        "code",
+        "annotations",
+        "stimulus_id",
+    ],
+    (Scheduler, "_create_taskstate_from_graph"): [
+        "start",
+        "dsk",
+        "keys",
+        "ordered",
+        "client",
+        "annotations_by_type",
+        "global_annotations",
+        "stimulus_id",
+        "submitting_task",
+        "span_metadata",
+        "user_priority",
+        "actors",
+        "fifo_timeout",
+        "code",
+    ],
     (Scheduler, "_find_lost_dependencies"): ["dsk", "keys"],
     (Scheduler, "new_task"): ["key", "spec", "state", "computation"],
     (Scheduler, "_apply_annotations"): ["tasks", "annotations_by_type", "global_annotations"],
@@ -163,9 +191,28 @@ async def until(condition: Callable[[], Any]) -> None:
 
 @on_scheduler()
 async def test_names_that_are_replaced_or_read(s: Scheduler) -> None:
-    for op in ("update-graph", "client-desires-keys", "client-releases-keys", "cancel-keys", "close-client", "update-data", "report-key", "heartbeat-client"):
+    for op in (
+        "update-graph",
+        "client-desires-keys",
+        "client-releases-keys",
+        "cancel-keys",
+        "close-client",
+        "update-data",
+        "report-key",
+        "heartbeat-client",
+    ):
         assert op in s.stream_handlers, op
-    for op in ("restart", "retry", "update_data", "get_task_status", "get_error_cause", "get_runspec", "adaptive_target", "variable_set", "queue_put"):
+    for op in (
+        "restart",
+        "retry",
+        "update_data",
+        "get_task_status",
+        "get_error_cause",
+        "get_runspec",
+        "adaptive_target",
+        "variable_set",
+        "queue_put",
+    ):
         assert op in s.handlers, op
     assert s._active_graph_updates == 0
     assert isinstance(s._last_time, (int, float))
@@ -342,7 +389,11 @@ async def test_stubs_satisfy_stocks_validation(s: Scheduler) -> None:
 @on_scheduler()
 async def test_annotations_are_read_by_stock(s: Scheduler) -> None:
     ts = s.new_task("t", spec("t"), "released")
-    internals.annotate(s, ts, {"workers": ["tcp://127.0.0.1:5"], "resources": {"GPU": 1}, "retries": 3, "allow_other_workers": True, "priority": 9, "note": "x"})
+    internals.annotate(
+        s,
+        ts,
+        {"workers": ["tcp://127.0.0.1:5"], "resources": {"GPU": 1}, "retries": 3, "allow_other_workers": True, "priority": 9, "note": "x"},
+    )
     assert ts.worker_restrictions == {"tcp://127.0.0.1:5"}
     assert ts.resource_restrictions == {"GPU": 1}
     assert (ts.retries, ts.loose_restrictions, ts.annotations["note"]) == (3, True, "x")

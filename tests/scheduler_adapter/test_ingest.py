@@ -212,7 +212,9 @@ def test_crash_of_the_server_is_mended(daemon: Daemon) -> None:
     play(daemon, test)
 
 
-@pytest.mark.parametrize(("expr", "kind", "text"), [(Fails({}), KeyError, "no such layer"), (FailsOddly({}), RuntimeError, "odd")], ids=["plain", "odd"])
+@pytest.mark.parametrize(
+    ("expr", "kind", "text"), [(Fails({}), KeyError, "no such layer"), (FailsOddly({}), RuntimeError, "odd")], ids=["plain", "odd"]
+)
 def test_errors_are_told_as_they_are(daemon: Daemon, expr: Any, kind: type[Exception], text: str) -> None:
     async def test(process: IngestProcess, epoch: int) -> None:
         (said,) = await messages(process, job(daemon, epoch, "g", expr, {"s"}))
@@ -266,5 +268,3 @@ def test_nothing_is_left_when_it_is_closed(daemon: Daemon) -> None:
     play(daemon, test)
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert not folders[0].exists()
-
-

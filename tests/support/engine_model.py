@@ -115,8 +115,8 @@ class Model:
             self.graphs[name] = Graph(self.numbers, client, generation)
 
     def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> Arrived:
-        """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the submission
-        is no more."""
+        """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the
+        submission is no more."""
         # What was let go of before is gone: a key that is not only named is then a new task.
         if any(key in self.tasks and not flags & TaskFlag.EXTERNAL for key, flags, *_ in rows):
             self._settle_all()

@@ -129,6 +129,37 @@ def test_retry_finds_the_task_that_failed() -> None:
     assert world.states("abc") == ["queued", "waiting", "waiting"]
 
 
+def test_a_revived_task_is_named_for_release_once() -> None:
+    """The scheduler may hold it as failed."""
+    world = chain()
+    a, b, c_ = (world.id(key) for key in "abc")
+    world.lease(1, 1)
+    world.do(c.Fail(a, b"payload", "text"), c.Retry([b"c"]))
+    assert world.states("abc") == ["queued", "waiting", "waiting"]
+    assert world.finish("b").release == [a]
+    assert sorted(world.do(c.Unwant("client", [b"c"])).release) == [b, c_]
+
+
+def test_a_revived_task_that_was_leased_is_like_any_other() -> None:
+    world = chain()
+    world.lease(1, 1)
+    world.do(c.Fail(world.id("a"), b"payload", "text"), c.Retry([b"c"]))
+    assert world.lease(1, 1) == ["a"]
+    world.report(Level.OUT, "a")
+    assert world.finish("b").release == []
+    assert world.states("ab") == ["released", "memory"]
+
+
+def test_a_revived_task_that_fails_again_is_kept() -> None:
+    """It is ERRED for whoever comes: not released, though nobody that can run needs it."""
+    world = chain()
+    world.lease(1, 1)
+    for _ in range(2):
+        assert world.do(c.Fail(world.id("a"), b"payload", "text"), c.Retry([b"c"])).release == []
+    assert world.do(c.Fail(world.id("a"), b"payload", "text")).release == []
+    assert world.states("abc") == ["erred"] * 3
+
+
 def test_a_new_dependent_of_an_erred_task_fails() -> None:
     world = chain()
     world.lease(1, 1)
@@ -218,8 +249,8 @@ def test_a_known_key_keeps_its_id_and_is_needed_once_more() -> None:
 
 
 def test_external_keys_that_are_missing_are_named() -> None:
+    """And nothing of the graph is added: it would run without its input."""
     world = World()
-    """And nothing of the graph is added: it could run without its input."""
     result = world.add("g", {"x": [], "b": ["x"]}, want="b", seal=False, x=TaskFlag.EXTERNAL)
     assert result.added == [c.Added("g", 0, [0, 0], [b"x"], [0, 1])]
     assert world.lease(1, 1) == []
@@ -241,6 +272,32 @@ def test_a_key_that_was_let_go_of_and_comes_again_is_a_new_task() -> None:
     assert world.id("a") not in old
     assert world.id("b") not in old
     assert world.lease(2, 2) == ["a", "b"]
+
+
+def test_an_input_that_was_let_go_of_in_the_same_batch_is_still_there() -> None:
+    """Only naming it does not make it a new task: it has no spec to begin anew with."""
+    world = World()
+    world.add("g", {"a": []}, want="a")
+    old = world.id("a")
+    flags = [int(TaskFlag.EXTERNAL), int(TaskFlag.WANTED)]
+    result = world.do(
+        c.Unwant("client", [b"a"]),
+        c.BeginGraph("h", "client", 1.0, 0.0),
+        c.AddTasks("h", 0, [b"a", b"b"], [b"", b"B"], flags, [0, 1], [0], [1, 0]),
+        c.SealGraph("h"),
+    )
+    assert result.added == [c.Added("h", 0, [old, world.id("b")], [], [0])]
+    assert world.states("ab") == ["queued", "waiting"]
+
+
+def test_a_missing_input_ends_the_submission_with_what_came_before() -> None:
+    world = World()
+    world.do(c.BeginGraph("g", "client", 0.0, 0.0), c.AddTasks("g", 0, [b"a"], dependent_counts=[1]))
+    external = int(TaskFlag.EXTERNAL)
+    result = world.do(c.AddTasks("g", 1, [b"x", b"b"], flags=[external, 0], dep_counts=[0, 1], deps=[0]), c.SealGraph("g"))
+    assert result.added == [c.Added("g", 1, [0, 0], [b"x"], [0, 1])]
+    assert [refused[:3] for refused in world.refused] == [(1, "g", "invalid_request")]
+    assert world.states("ab") == ["forgotten", "forgotten"]
 
 
 def test_what_an_open_submission_found_stays_until_it_is_sealed() -> None:

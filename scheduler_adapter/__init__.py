@@ -11,13 +11,10 @@ from typing import Any
 import click
 
 from scheduler_adapter.config import AdapterConfig, register_defaults
+from scheduler_adapter.supported import check_supported
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 register_defaults()
-
-
-class SetupFailed(BaseException):
-    """The adapter could not start. Not an Exception: Dask logs those of a preload and runs on without it."""
 
 
 @click.command()
@@ -27,13 +24,14 @@ class SetupFailed(BaseException):
 async def dask_setup(scheduler: Any, taskdb_url: str | None, taskdb_window: int | None, taskdb_data: str | None) -> None:
     """Keep the scheduler's task state in taskdb."""
     try:
+        check_supported()
         # Inside: an error here must not be one that Dask logs and passes over.
         from scheduler_adapter.adapter import Adapter
 
         adapter = Adapter(scheduler, AdapterConfig.load(url=taskdb_url, window=taskdb_window, data=taskdb_data))
         await adapter.start()
     except Exception as e:
-        _fail(e)
+        _fail(scheduler, e)
 
 
 async def dask_teardown(scheduler: Any) -> None:
@@ -42,11 +40,22 @@ async def dask_teardown(scheduler: Any) -> None:
         await adapter.close()
 
 
-def _fail(error: Exception) -> None:
+def _fail(scheduler: Any, error: Exception) -> None:
     """End the process, if it is a scheduler's own; else (LocalCluster) let whoever starts the scheduler see it."""
+    from distributed.diagnostics.plugin import SchedulerPlugin
+
     line = f"taskdb: the scheduler cannot start: {error}"
     if Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py"):
         logger.debug("", exc_info=error)
         click.echo(line, err=True)
         os._exit(1)
-    raise SetupFailed(line) from error
+
+    class Failed(SchedulerPlugin):
+        """Dask logs an error of a preload and runs on without it; one of a plugin's start, which comes next, it raises."""
+
+        name = "taskdb"
+
+        async def start(self, scheduler: Any) -> None:
+            raise RuntimeError(line) from error
+
+    scheduler.add_plugin(Failed(), name=Failed.name)

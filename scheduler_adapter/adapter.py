@@ -17,7 +17,7 @@ from scheduler_adapter.pager import Pager
 from scheduler_adapter.submissions import Submitter
 from taskdb.client import Session
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 
 
 class Adapter:
@@ -33,8 +33,7 @@ class Adapter:
         self.pager = Pager(scheduler, config)
 
     async def start(self) -> None:
-        """Reach the database, then take over. Raises UnsupportedDask, TaskDBError; the scheduler is untouched then."""
-        internals.check_supported()
+        """Reach the database, then take over. Raises TaskDBError; the scheduler is untouched then."""
         config = self.config
         address = config.url
         if address is None:

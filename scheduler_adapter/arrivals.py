@@ -17,7 +17,7 @@ from scheduler_adapter.residency import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import AbortGraph, Added, AddTasks
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 
 
 class GraphRefused(Exception):

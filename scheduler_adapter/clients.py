@@ -17,7 +17,7 @@ from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.inbox import Inbox, Message
-from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.submissions import Submitter
@@ -35,7 +35,7 @@ from taskdb.commands import (
 )
 from taskdb.model import Level, TaskFlag
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 
 #: Messages that neither change nor read tasks: they do not wait behind a graph.
 _PASS = {"heartbeat-client", "subscribe-topic", "unsubscribe-topic"}
@@ -119,7 +119,7 @@ class Clients:
             self.pager.fire_and_forget.update(keys)
         internals.ensure_client_state(self.scheduler, client)
         self.submitter.want_resident(keys, client)
-        self.pager.send(Want(client, [pack_key(k) for k in keys]))
+        self.pager.send(Want(client, pack_keys(keys)))
 
     def _done(self, key: Any) -> bool:
         ts = self.scheduler.tasks.get(key)
@@ -131,7 +131,7 @@ class Clients:
         self._stock["client_releases_keys"](keys=keys, client=client, stimulus_id=stimulus_id)
         if keys:
             self.pager.residency.needed_less(keys)
-            self.pager.send(Unwant(client, [pack_key(k) for k in keys]))
+            self.pager.send(Unwant(client, pack_keys(keys)))
 
     def report_key(self, key: Any, client: str) -> None:
         """`report-key`: stock says `cancelled` of a key it does not hold; the database may have it."""
@@ -159,20 +159,19 @@ class Clients:
         keys = self._cancel_followed(keys, self.scheduler.clients[client], force)
         if not keys:
             return
-        command = Cancel(client, [pack_key(k) for k in keys], force)
+        command = Cancel(client, pack_keys(keys), force)
         self.pager.send(command, urgent=True)
         inbox = self.inboxes.get(client)
         if inbox is None or inbox.idle:
             return
-        # A graph on its way: what is cancelled of it before it has come is not submitted at all, or cancelled once it is there.
+        # A graph on its way: what is cancelled of it before it has come is not submitted at all; and once all is there, the cancel is said
+        # again, for what depends on the keys.
         cancelled = set(keys)
         for message in inbox.waiting():
-            if message.op == "update-graph" and (hit := cancelled & set(message.kwargs["keys"])):
-                if hit == set(message.kwargs["keys"]):
-                    inbox.drop(message)
-                    self._tell_cancelled(list(hit))
-                else:
-                    inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": client}))
+            if message.op == "update-graph" and (hit := cancelled & set(message.kwargs["keys"])) and hit == set(message.kwargs["keys"]):
+                inbox.drop(message)
+                self._tell_cancelled(list(hit))
+        inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": client}))
 
     def _cancel_followed(self, keys: list[Any], cs: Any, force: bool) -> list[Any]:
         """Cancel those followed that nothing on disk needs, with all that depends on them, at once: a graph that comes next must find them
@@ -245,7 +244,7 @@ class Clients:
                 ts = tasks.get(key)
                 if client and (ts is None or ts.state == "erred"):
                     self.scheduler.client_send(client, {"op": "task-retried", "key": key})
-            self.pager.send(Retry([pack_key(k) for k in paged]), urgent=True)
+            self.pager.send(Retry(pack_keys(paged)), urgent=True)
             await self.pager.answered()
         return (*followed, *paged)
 
@@ -271,7 +270,7 @@ class Clients:
             self.pager.window.changed[resident] = None
             residents.append(resident)
         flags = int(TaskFlag.DATA | TaskFlag.HELD)
-        run = AddTasks(name, 0, [pack_key(k) for k in keys], flags=[flags] * len(keys), new_groups=["data"])
+        run = AddTasks(name, 0, pack_keys(keys), flags=[flags] * len(keys), new_groups=["data"])
         self.submitter.arrivals.expect(submission, run, residents, set(keys), [])
         # Wanted in the same breath, or the database would forget it at once.
         wants = [Want(client, run.keys)] if client else []
@@ -281,25 +280,20 @@ class Clients:
 
     def remove(self, client: str, stimulus_id: str | None = None) -> None:
         """A client is gone. Overtakes: its graphs still arriving are stopped, but for those it left to fire-and-forget."""
-        inbox = self.inboxes.pop(client, None)
-        if inbox is not None and not inbox.idle:
-            messages = inbox.waiting()
-            left: set[Any] = set()
-            for message in messages:
-                if message.op == "client-desires-keys" and message.kwargs.get("client") != client:
-                    left |= set(message.kwargs["keys"])
-            kept = [m for m in messages if m.op == "update-graph" and left & set(m.kwargs["keys"])]
-            if kept:
-                # Finish those in order, then leave.
-                for message in messages:
-                    if message.op == "update-graph" and message not in kept:
-                        inbox.drop(message)
-                inbox.put(Message("close-client", self._remove_now, {"client": client, "stimulus_id": stimulus_id}))
-                return
+        inbox = self.inboxes.get(client)
+        if inbox is None or inbox.idle:
+            self._remove_now(client, stimulus_id)
+        elif any(m.op == "close-client" for m in inbox.waiting()):
+            pass  # it is on its way out; stock says it twice
+        elif any(m.op == "client-desires-keys" and m.kwargs["client"] == FIRE_AND_FORGET for m in inbox.waiting()):
+            # It leaves work behind that may build on anything it sent: finish in order, then leave.
+            inbox.put(Message("close-client", self._remove_now, {"client": client, "stimulus_id": stimulus_id}))
+        else:
             inbox.stop()
-        self._remove_now(client, stimulus_id)
+            self._remove_now(client, stimulus_id)
 
     def _remove_now(self, client: str, stimulus_id: str | None = None) -> None:
+        self.inboxes.pop(client, None)
         cs = self.scheduler.clients.get(client)
         keys = [ts.key for ts in cs.wants_what] if cs is not None else []
         self._stock["remove_client"](client=client, stimulus_id=stimulus_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,23 +39,41 @@ class AdapterConfig:
     def load(cls, **overrides: Any) -> AdapterConfig:
         """From dask.config; an override that is None is not one. Raises ValueError with one line for a bad value."""
         register_defaults()
-        found = {k.replace("-", "_"): v for k, v in dask.config.get("taskdb").items()}
-        found.update({k: v for k, v in overrides.items() if v is not None})
-        try:
-            config = cls(
-                url=found["url"],
-                data=found["data"],
-                window=int(found["window"]),
-                lookahead=int(found["lookahead"]),
-                flush_interval_ms=float(found["flush_interval"]),
-                connect_timeout_seconds=float(parse_timedelta(found["connect_timeout"])),
-                local_bytes=int(parse_bytes(found["local_bytes"])),
-                local_tasks=int(found["local_tasks"]),
-            )
-        except (TypeError, ValueError) as e:
-            raise ValueError(f"a setting under `taskdb` is not valid: {e}; see taskdb.yaml for what is expected") from e
-        if config.window < 0:
-            raise ValueError(f"taskdb.window is {config.window}; it is a number of tasks, 0 or more")
-        if config.lookahead < 1:
-            raise ValueError(f"taskdb.lookahead is {config.lookahead}; it is a number of tasks, 1 or more")
-        return config
+        found = {k.replace("_", "-"): v for k, v in dask.config.get("taskdb").items()}
+        found.update({k.replace("_", "-"): v for k, v in overrides.items() if v is not None})
+
+        def read(name: str, convert: Callable[[Any], Any], expected: str, least: float) -> Any:
+            value = found[name]
+            try:
+                result = convert(value)
+                if not result >= least:
+                    raise ValueError(value)
+            except (TypeError, ValueError, KeyError, OverflowError):
+                raise ValueError(f"taskdb.{name} is {value!r}; it is {expected}, {least:g} or more") from None
+            return result
+
+        return cls(
+            url=found["url"],
+            data=found["data"],
+            window=read("window", _whole, "a number of tasks", 0),
+            lookahead=read("lookahead", _whole, "a number of tasks", 1),
+            flush_interval_ms=read("flush-interval", float, "a number of milliseconds", 0),
+            connect_timeout_seconds=read("connect-timeout", _seconds, 'a number of seconds, or a text like "10s"', 0),
+            local_bytes=read("local-bytes", _size, 'a number of bytes, or a text like "1 MiB"', 0),
+            local_tasks=read("local-tasks", _whole, "a number of tasks", 0),
+        )
+
+
+def _whole(value: Any) -> int:
+    number = float(value)
+    if number != int(number):
+        raise ValueError(value)
+    return int(number)
+
+
+def _seconds(value: Any) -> float:
+    return float(parse_timedelta(value))
+
+
+def _size(value: Any) -> int:
+    return int(parse_bytes(value))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import dask
-import distributed
 from dask.utils import key_split, parse_timedelta
 from distributed.core import error_message
 from distributed.protocol.serialize import Serialized, ToPickle, deserialize
@@ -20,24 +19,7 @@ from distributed.scheduler import ClientState, Computation, Scheduler, TaskGroup
 
 from scheduler_adapter.specs import StoredSpec
 
-#: First supported release, and the first one that is not.
-SUPPORTED = ((2026, 8), (2026, 9))
 HOLDER = "taskdb"
-
-
-class UnsupportedDask(Exception):
-    """Dask is outside the tested range."""
-
-
-def check_supported(version: str = distributed.__version__) -> None:
-    """Refuse a `distributed` this module was not read against. Raises UnsupportedDask with one line."""
-    found = tuple(int(p) for p in version.split(".")[:2])
-    low, high = SUPPORTED
-    if not low <= found < high:
-        raise UnsupportedDask(
-            f"distributed {version} is not supported: dask-taskdb works with {low[0]}.{low[1]} up to, but not including, "
-            f"{high[0]}.{high[1]}; install a release in that range, or a dask-taskdb made for yours"
-        )
 
 
 class Undo:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -24,7 +26,8 @@ def _normal(part: Any) -> Any:
         return int(part)
     if isinstance(part, float) or hasattr(part, "dtype"):
         value = part.item() if hasattr(part, "item") else part
-        return int(value) if isinstance(value, (bool, float)) and value == value and value == int(value) else value
+        whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer() and -(2.0**63) <= value < 2.0**64)
+        return int(value) if whole else value
     return part
 
 
@@ -47,6 +50,15 @@ def pack_key(key: Any) -> bytes:
             f"a task key has {len(packed):,} bytes, over the bound of {KEY_BYTES_MAX:,} "
             f"(it begins {str(key)[:60]!r}); give the task a shorter name, for instance with `dask_key_name`"
         )
+    return packed
+
+
+def pack_keys(keys: Iterable[Any]) -> list[bytes]:
+    """Keys a client names. One that cannot be packed is left out: the database cannot have it."""
+    packed = []
+    for key in keys:
+        with suppress(LimitExceeded, TypeError):
+            packed.append(pack_key(key))
     return packed
 
 

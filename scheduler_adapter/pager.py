@@ -17,14 +17,14 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.errors_payload import read_error, write_error
-from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.keys import pack_key, pack_keys, unpack_key
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
 from taskdb.commands import Added, Blame, Cancelled, Command, Credit, Erred, Fail, Report, Result, Unwant, Want, WantState
 from taskdb.model import Level, TaskState
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 
 #: Stock's pseudo client for tasks that nobody waits for. Stock ends its wants itself once a task is done.
 FIRE_AND_FORGET = "fire-and-forget"
@@ -161,7 +161,7 @@ class Pager(SchedulerPlugin):
 
     async def want(self, client: str, keys: Iterable[Any]) -> list[WantState]:
         """Want keys and hear what they are, as the database sees them after everything sent so far."""
-        packed = [pack_key(k) for k in keys]
+        packed = pack_keys(keys)
         waiters: list[asyncio.Future[WantState]] = []
         for key in packed:
             waiter = self._loop.create_future()

@@ -36,7 +36,7 @@ from taskdb.commands import BeginGraph, SealGraph, Unwant
 from taskdb.errors import Unavailable
 from taskdb.model import Level
 
-logger = logging.getLogger("taskdb.adapter")
+logger = logging.getLogger("distributed.taskdb")
 
 #: Graphs of at most so many tasks are unpacked on the loop: a thread's hand-over would cost more.
 INLINE_TASKS = 16
@@ -346,21 +346,12 @@ class Submitter:
                     announced.update(message["groups"])
                     submission.remaining += sum(message["groups"].values())
                     residency.ledger.link(message["group_deps"])
-                elif op == "known":
-                    self._known(submission, message)
-                    announced.subtract(message["groups"])
+                    residency.shared(message["known"])
                 elif op == "missing":
                     return None
                 elif op == "error":
                     raise message["exception"]
         return tasks
-
-    def _known(self, submission: Submission, message: dict[str, Any]) -> None:
-        """Tasks of the graph the database knew before: they are not new on disk, and what is resident of them is needed there."""
-        for name, count in message["groups"].items():
-            self.pager.residency.ledger.retract(name, count)
-            submission.remaining -= count
-        self.pager.residency.shared(message["keys"])
 
     # ---------------------------------------------------------------------------------------------------------- common
 

@@ -400,11 +400,11 @@ class Session:
 class Ingest:
     """One submission, from a process of its own. Leaving the context without `seal` aborts it."""
 
-    def __init__(self, address: str, epoch: int, on_known: Callable[[c.AddTasks, list[int]], None] | None = None):
-        """`on_known(run, positions)` is told of tasks of a run that the database knew before."""
+    def __init__(self, address: str, epoch: int, on_added: Callable[[c.AddTasks, list[int]], None] | None = None):
+        """`on_added(run, positions)` is told of each run that is in the database, with the positions of tasks it knew before."""
         self.address = address
         self.epoch = epoch
-        self._on_known = on_known
+        self._on_added = on_added
         self._unanswered: deque[c.AddTasks | None] = deque()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._requests: SimpleQueue[pb.IngestRequest | None] = SimpleQueue()
@@ -465,7 +465,7 @@ class Ingest:
             self._ahead -= 1
             self._tasks = reply.tasks
             run = self._unanswered.popleft()
-            if reply.known and run is not None and self._on_known is not None:
-                self._on_known(run, list(reply.known))
+            if run is not None and not reply.missing and self._on_added is not None:
+                self._on_added(run, list(reply.known))
             if reply.missing:
                 raise MissingKeys(reply.missing)

@@ -101,7 +101,7 @@ class DropClient:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the scheduler says of tasks now, column by column. Unknown ids are ignored."""
+    """What the scheduler says of tasks now, column by column. Unknown ids that it holds are named in Result.release."""
 
     ids: Sequence[int]
     levels: Sequence[Level]

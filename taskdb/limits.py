@@ -15,7 +15,7 @@ MESSAGE_BYTES_MAX = 600 * MIB
 SUBMISSION_BYTES_MAX = 128
 #: Bytes (UTF-8) of a client's name. Dask's are about 50.
 CLIENT_BYTES_MAX = 256
-#: Bytes (UTF-8) of a label or of a group's name: for display.
+#: Bytes (UTF-8) of a label: for display.
 LABEL_BYTES_MAX = 4 * KIB
 
 #: Ids left out when a daemon starts. One that died may have told ids it had not committed: they must never name another task. More

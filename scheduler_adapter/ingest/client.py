@@ -65,22 +65,23 @@ class IngestProcess:
             self.start()
         assert self._starting is not None
         await asyncio.shield(self._starting)
-        reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=2**26)
+        writer: asyncio.StreamWriter | None = None
         try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=2**26)
             job["sys_path"] = [p for p in sys.path if p]
             await send_async(writer, pickle.dumps(job), [memoryview(f) for f in frames])
             while True:
-                try:
-                    message = pickle.loads(await receive_async(reader))
-                except (asyncio.IncompleteReadError, ConnectionError) as e:
-                    raise IngestFailed(
-                        "the ingest process ended while it took in this graph (out of memory?); the scheduler goes on, submit it again"
-                    ) from e
+                message = pickle.loads(await receive_async(reader))
                 yield message
                 if message["op"] in ("done", "missing", "error"):
                     return
+        except (asyncio.IncompleteReadError, ConnectionError, FileNotFoundError) as e:
+            raise IngestFailed(
+                "the ingest process ended while it took in this graph (out of memory?); the scheduler goes on, submit it again"
+            ) from e
         finally:
-            writer.close()
+            if writer is not None:
+                writer.close()
 
     async def close(self) -> None:
         if self._starting is not None and not self._starting.done():

@@ -112,21 +112,20 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     names: list[str] = []
     told: set[tuple[str, str]] = set()
 
-    def known(run: Any, positions: list[int]) -> None:
-        """Tasks the database had: not new on disk."""
-        new = [i for i in positions if not run.flags[i] & TaskFlag.EXTERNAL]
-        counts = Counter(names[run.groups[i]] for i in new)
-        tell(op="known", groups=dict(counts), keys=[unpack_key(run.keys[i]) for i in new])
+    def added(run: Any, known: list[int]) -> None:
+        """A run is in the database: its new tasks are on disk now."""
+        counts = Counter(names[g] for g in run.groups)
+        old = [i for i in known if not run.flags[i] & TaskFlag.EXTERNAL]
+        counts.subtract(names[run.groups[i]] for i in known)
+        fresh = graph.group_deps - told
+        told.update(fresh)
+        tell(op="run", groups={n: c for n, c in counts.items() if c}, group_deps=fresh, known=[unpack_key(run.keys[i]) for i in old])
 
-    with Ingest(job["address"], job["epoch"], known) as stream:
+    with Ingest(job["address"], job["epoch"], added) as stream:
         try:
             stream.begin(BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"]))
             for run in runs(graph, submission, held=False, consume=True):
                 names.extend(run.new_groups)
-                counts = Counter(names[g] for g, f in zip(run.groups, run.flags, strict=True) if not f & TaskFlag.EXTERNAL)
-                fresh = graph.group_deps - told
-                told |= fresh
-                tell(op="run", groups=dict(counts), group_deps=fresh)
                 stream.add(run)
             tasks = stream.seal()
         except MissingKeys as e:

@@ -169,8 +169,8 @@ def _check(graph: GraphRecord, command: AddTasks) -> None:
     if command.specs and max(map(len, command.specs)) > SPEC_BYTES_MAX:
         raise LimitExceeded(f"a spec has more than {SPEC_BYTES_MAX} bytes")
     for name in command.new_groups:
-        if len(name.encode()) > LABEL_BYTES_MAX:
-            raise LimitExceeded(f"a group's name has more than {LABEL_BYTES_MAX} bytes")
+        if len(name.encode()) > KEY_BYTES_MAX:  # for some keys it is the key
+            raise LimitExceeded(f"a group's name has more than {KEY_BYTES_MAX} bytes")
     _check_range("flags", command.flags, _FLAGS)
     _check_range("dependent_counts", command.dependent_counts, COUNT_MAX)
     _check_range("shared", command.shared, graph.annotations + len(command.new_shared))

@@ -52,6 +52,9 @@ def report(work: Work, command: Report) -> None:
     for i, task_id in enumerate(command.ids):
         task = work.task(task_id)
         if task is None:
+            if command.levels[i] != _OUT:
+                # Forgotten meanwhile, or told under an id that a crash undid: it need not be held.
+                work.result.release.append(task_id)
             continue
         if retries and task.retries != retries[i]:
             task.retries = max(-1, min(retries[i], _RETRIES_MAX))
@@ -100,7 +103,8 @@ def blame(work: Work, command: Blame) -> None:
 def retry(work: Work, command: Retry) -> None:
     for key in command.keys:
         task = work.find(key)
-        if task is not None and task.state == ERRED:
+        if task is not None:
+            # Whether it is ERRED is seen when it is done: a failure told in the same batch may still be on its way down.
             work.push(Todo.RETRY, task.id)
 
 

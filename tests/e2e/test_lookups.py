@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_one_span_for_a_long_chain_of_distinct_prefixes(client: Client, gate: Pa
     before = client.run_on_scheduler(f.spans)
     names = [f"link{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(200)]
     graph: dict[str, tuple[object, ...]] = {names[0]: (f.wait_for_file, str(gate), 0)}
-    graph.update({b: (f.inc, a) for a, b in zip(names, names[1:])})
+    graph.update({b: (f.inc, a) for a, b in itertools.pairwise(names)})
     future = client.get(graph, names[-1], sync=False)
     gate.touch()
     assert future.result(timeout=60) == 199
@@ -237,7 +238,8 @@ def test_holder_is_not_a_client(cluster: Cluster, client: Client, gate: Path) ->
     future = client.get(graph, last, sync=False)
     until(lambda: "hogate" in client.run_on_scheduler(f.resident), "it runs")
     names = client.run_on_scheduler(f.clients)
-    # Stock's own pseudo clients and those of workers stay. What the Prometheus collector counts is this table; and heartbeats go through it.
+    # Stock's own pseudo clients and those of workers stay.
+    # What the Prometheus collector counts is this table; and heartbeats go through it.
     names = [n for n in names if not n.startswith(("queue-", "variable-", "published-", "Client-worker-"))]
     assert set(names) <= {client.id, "fire-and-forget"}, names
     assert client.scheduler_info()["type"] == "Scheduler"

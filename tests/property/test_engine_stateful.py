@@ -255,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
             return [c.Report(reported, [level] * len(some))]
         if kind == "fail":
             failed = self.task_id(some[0])
-            self.model.report(failed, Level.ERRED)
+            self.model.fail(failed)
             return [c.Fail(failed, b"payload", "text")]
         if kind == "abort":
             self.model.abort(graph)
@@ -420,9 +420,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), cause=ids)
     def fail(self, data: st.DataObject, cause: int) -> None:
         failed = data.draw(st.sampled_from(self.known_ids()))
-        self.model.report(failed, Level.ERRED)
+        self.model.fail(failed)
         blamed = data.draw(st.sampled_from(self.known_ids()))
-        self.model.report(blamed, Level.ERRED)
+        self.model.fail(blamed)
         self.do(c.Fail(failed, b"payload", "text"), c.Blame(blamed, cause))
 
     def dependents_of(self) -> dict[int, list[int]]:

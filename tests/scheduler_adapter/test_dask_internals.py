@@ -24,6 +24,7 @@ from distributed.scheduler import ClientState, Scheduler, TaskState
 from distributed.spans import SpansSchedulerExtension
 
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter import supported
 from scheduler_adapter.specs import StoredSpec, pickle_spec
 from tests.e2e import functions as f
 
@@ -31,19 +32,19 @@ from tests.e2e import functions as f
 
 
 def test_this_distributed_is_supported() -> None:
-    internals.check_supported()
-    internals.check_supported(distributed.__version__)
+    supported.check_supported()
+    supported.check_supported(distributed.__version__)
 
 
 @pytest.mark.parametrize("version", ["2026.8.0", "2026.8.1", "2026.8.0+12.gabcdef"])
 def test_versions_in_the_range(version: str) -> None:
-    internals.check_supported(version)
+    supported.check_supported(version)
 
 
 @pytest.mark.parametrize("version", ["2026.7.9", "2025.12.0", "2026.9.0", "2027.1.0", "1.0"])
 def test_versions_outside_the_range_are_refused(version: str) -> None:
-    with pytest.raises(internals.UnsupportedDask, match="not supported") as caught:
-        internals.check_supported(version)
+    with pytest.raises(supported.UnsupportedDask, match="not supported") as caught:
+        supported.check_supported(version)
     said = str(caught.value)
     assert "\n" not in said
     assert version in said
@@ -54,7 +55,7 @@ def test_versions_outside_the_range_are_refused(version: str) -> None:
 
 def test_the_range_is_that_of_the_distribution() -> None:
     text = (Path(internals.__file__).parents[1] / "pyproject.toml").read_text()
-    (low, high) = internals.SUPPORTED
+    (low, high) = supported.SUPPORTED
     for name in ("dask", "distributed"):
         assert f'"{name}>={low[0]}.{low[1]},<{high[0]}.{high[1]}"' in text
 

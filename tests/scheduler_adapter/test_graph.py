@@ -187,7 +187,7 @@ def test_cycle_is_stocks_error(given_order: Any) -> None:
 
 
 def test_task_that_depends_on_itself() -> None:
-    with pytest.raises((RuntimeError, InvalidRequest), match="(?i)cycle|itself"):
+    with pytest.raises((RuntimeError, InvalidRequest), match=r"(?i)cycle|itself"):
         list(runs(ready({"a": task("a", "a")}, ["a"]), "g", held=False))
 
 

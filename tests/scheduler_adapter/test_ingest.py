@@ -182,7 +182,6 @@ def test_crash_of_the_child_fails_one_submission_only(daemon: Daemon) -> None:
     play(daemon, test)
 
 
-@pytest.mark.xfail(strict=True, reason="I1: the error of a broken connection while the graph is sent gets through", raises=ConnectionError)
 def test_crash_while_the_graph_is_sent(daemon: Daemon) -> None:
     async def test(process: IngestProcess, epoch: int) -> None:
         await messages(process, job(daemon, epoch, "first", Expr(graph(3)), {"s"}))

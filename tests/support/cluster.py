@@ -21,7 +21,8 @@ from bench.processes import ROOT, ProcessDied, Processes, Spawned, await_port, d
 PATIENCE_SECONDS = 30.0
 #: What stock's `validate` and the adapter say when they find a fault.
 _FAULT = re.compile(
-    r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL - (?!Closed comm)|Task exception was never|Exception while handling op"
+    r"AssertionError|InvalidTransition|Impossible transition|the adapter failed to follow|CRITICAL - (?!Closed comm)"
+    r"|Task exception was never|Exception while handling op"
 )
 
 
@@ -41,8 +42,8 @@ def dask(*words: str) -> list[str]:
 class Cluster:
     """Use as a context manager.
 
-    `window`: None for the default. `embedded`: the scheduler starts its own daemon. `stock`: a scheduler without the adapter, to see whether
-    a test asks of ours what stock does. `env`: for the scheduler, over the environment.
+    `window`: None for the default. `embedded`: the scheduler starts its own daemon. `stock`: a scheduler without the adapter, to see
+    whether a test asks of ours what stock does. `env`: for the scheduler, over the environment.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ class Model:
     def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> Arrived:
         """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the
         submission is no more."""
-        # What was let go of before is gone: a key that is not only named is then a new task.
-        if any(key in self.tasks and not flags & TaskFlag.EXTERNAL for key, flags, *_ in rows):
+        # What was let go of before is gone: its key is then a new task, or missing.
+        if any(key in self.tasks for key, *_ in rows):
             self._settle_all()
         missing = [key for key, flags, *_ in rows if flags & TaskFlag.EXTERNAL and key not in self.tasks]
         if missing:
@@ -203,12 +203,14 @@ class Model:
             self._cancel.add(("*force" if force else client, key))
 
     def retry(self, key: bytes) -> None:
-        if key in self.tasks and self.tasks[key].state == ERRED:
+        if key in self.tasks:
             self._retry.add(key)
 
     def report(self, task_id: int, level: Level) -> None:
         task = self.by_id(task_id)
         if task is None:
+            if level != Level.OUT:
+                self.said.release.append(task_id)
             return
         if level == Level.HELD:
             self.hold(task)
@@ -223,6 +225,11 @@ class Model:
                 task.state = RELEASED
         else:
             self._put_back(task)
+
+    def fail(self, task_id: int) -> None:
+        task = self.by_id(task_id)
+        if task is not None:
+            task.state = ERRED
 
     def hold(self, task: Task) -> None:
         if task.state == ERRED:
@@ -289,6 +296,9 @@ class Model:
             if not graph.sealed or any(task.graph == graph.number for task in self.tasks.values())
         }
 
+    def _age(self, key: bytes) -> int:
+        return self.tasks[key].id
+
     def _settle_one(self) -> bool:
         tasks = sorted(self.tasks.values(), key=lambda task: task.id)
         for task in tasks:
@@ -298,7 +308,7 @@ class Model:
         self._cancel = {(who, key) for who, key in self._cancel if key in self.tasks}
         if self._cancel:
             # Forced ones first, and those of lost data last.
-            item = min(self._cancel, key=lambda item: (item[0] == "*lost", item[0], self.tasks[item[1]].id))
+            item = min(self._cancel, key=lambda item: (item[0] == "*lost", item[0], self._age(item[1])))
             self._cancel.discard(item)
             self._cancel_one(*item)
             return True
@@ -306,12 +316,13 @@ class Model:
             if task.state == ACTIVE and any(self.tasks[dep].state == ERRED for dep in task.deps):
                 self._fail(task)
                 return True
-        for key in sorted(self._revive):
+        # Older ones first: what they depend on is then as it will be.
+        for key in sorted(self._revive, key=self._age):
             self._revive.discard(key)
             for other in self.dependents(key):
                 self._revive_one(other)
             return True
-        for key in sorted(self._retry):
+        for key in sorted(self._retry, key=self._age):
             self._retry.discard(key)
             task = self.tasks[key]
             if task.state == ERRED:
@@ -375,9 +386,9 @@ class Model:
         if who.startswith("*"):
             ended = [client for client in task.wants if not client.startswith(("!", "~!"))]
         else:
-            if set(task.wants) - {who}:
+            if any(client != who and client[0] not in "!~" for client in task.wants):
                 return
-            ended = list(task.wants)
+            ended = [client for client in task.wants if client == who]
         for client in ended:
             del task.wants[client]
         if any(client[0] != "~" for client in ended):

@@ -134,7 +134,8 @@ def test_a_revived_task_is_named_for_release_once() -> None:
     world = chain()
     a, b, c_ = (world.id(key) for key in "abc")
     world.lease(1, 1)
-    world.do(c.Fail(a, b"payload", "text"), c.Retry([b"c"]))
+    world.do(c.Fail(a, b"payload", "text"))
+    world.do(c.Retry([b"c"]))
     assert world.states("abc") == ["queued", "waiting", "waiting"]
     assert world.finish("b").release == [a]
     assert sorted(world.do(c.Unwant("client", [b"c"])).release) == [b, c_]
@@ -143,7 +144,8 @@ def test_a_revived_task_is_named_for_release_once() -> None:
 def test_a_revived_task_that_was_leased_is_like_any_other() -> None:
     world = chain()
     world.lease(1, 1)
-    world.do(c.Fail(world.id("a"), b"payload", "text"), c.Retry([b"c"]))
+    world.do(c.Fail(world.id("a"), b"payload", "text"))
+    world.do(c.Retry([b"c"]))
     assert world.lease(1, 1) == ["a"]
     world.report(Level.OUT, "a")
     assert world.finish("b").release == []
@@ -154,8 +156,8 @@ def test_a_revived_task_that_fails_again_is_kept() -> None:
     """It is ERRED for whoever comes: not released, though nobody that can run needs it."""
     world = chain()
     world.lease(1, 1)
-    for _ in range(2):
-        assert world.do(c.Fail(world.id("a"), b"payload", "text"), c.Retry([b"c"])).release == []
+    world.do(c.Fail(world.id("a"), b"payload", "text"))
+    world.do(c.Retry([b"c"]))
     assert world.do(c.Fail(world.id("a"), b"payload", "text")).release == []
     assert world.states("abc") == ["erred"] * 3
 
@@ -274,20 +276,18 @@ def test_a_key_that_was_let_go_of_and_comes_again_is_a_new_task() -> None:
     assert world.lease(2, 2) == ["a", "b"]
 
 
-def test_an_input_that_was_let_go_of_in_the_same_batch_is_still_there() -> None:
-    """Only naming it does not make it a new task: it has no spec to begin anew with."""
+def test_an_input_that_was_let_go_of_in_the_same_batch_is_missing() -> None:
+    """As in stock: what nobody wants any more is forgotten before the next graph comes."""
     world = World()
     world.add("g", {"a": []}, want="a")
-    old = world.id("a")
     flags = [int(TaskFlag.EXTERNAL), int(TaskFlag.WANTED)]
     result = world.do(
         c.Unwant("client", [b"a"]),
         c.BeginGraph("h", "client", 1.0, 0.0),
         c.AddTasks("h", 0, [b"a", b"b"], [b"", b"B"], flags, [0, 1], [0], [1, 0]),
-        c.SealGraph("h"),
     )
-    assert result.added == [c.Added("h", 0, [old, world.id("b")], [], [0])]
-    assert world.states("ab") == ["queued", "waiting"]
+    assert result.added == [c.Added("h", 0, [0, 0], [b"a"], [0, 1])]
+    assert world.state("b") == "forgotten"
 
 
 def test_a_missing_input_ends_the_submission_with_what_came_before() -> None:
@@ -474,3 +474,8 @@ def test_colliding_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     world.do(c.Want("other", [b"b"]), c.Unwant("client", [b"c"]))
     assert world.states("abcde") == ["memory", "queued", "forgotten", "queued", "waiting"]
     assert world.lease(2, 2) == ["d", "b"]
+
+
+def test_what_is_reported_and_not_known_need_not_be_held() -> None:
+    world = World()
+    assert world.do(c.Report([77, 78], [Level.MEMORY, Level.OUT])).release == [77]

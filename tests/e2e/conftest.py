@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,17 +38,6 @@ def window(request: pytest.FixtureRequest) -> int | None:
 def paged(shared: Cluster) -> bool:
     """Whether everything is paged."""
     return shared.window == 0
-
-
-@pytest.fixture
-def known(request: pytest.FixtureRequest, shared: Cluster) -> Callable[..., None]:
-    """Marks the test as one that a known fault makes fail, in all regimes or in one."""
-
-    def mark(reason: str, regime: str | None = None) -> None:
-        if not shared.stock and (regime is None or (regime == "paged") == (shared.window == 0)):
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-
-    return mark
 
 
 @pytest.fixture

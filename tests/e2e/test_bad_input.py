@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_released_dependency(client: Client) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3000], ids=["small", "large"])
-def test_key_too_long(cluster: Cluster, client: Client, width: int, known: Callable[..., None]) -> None:
+def test_key_too_long(cluster: Cluster, client: Client, width: int) -> None:
     graph: dict[str, Any] = {f"short-{i}": (f.inc, i) for i in range(width)}
     long = "k" * 70_000
     graph[long] = (f.total, list(graph))
@@ -92,7 +92,7 @@ def test_task_that_cannot_be_pickled(client: Client) -> None:
         client.submit(f.first, threading.Lock()).result(timeout=30)
 
 
-def test_long_key_within_the_bound(client: Client, known: Callable[..., None]) -> None:
+def test_long_key_within_the_bound(client: Client) -> None:
     key = "k" * 60_000
     assert client.submit(f.inc, 1, key=key).result(timeout=30) == 2
 

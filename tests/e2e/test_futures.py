@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,7 @@ def test_cancel_of_a_running_future_stops_it(client: Client, tmp_path: Path, gat
     assert not (tmp_path / "after").exists()
 
 
-def test_cancel_takes_along_a_graph_that_is_still_arriving(client: Client, tmp_path: Path, gate: Path, known: Callable[..., None]) -> None:
+def test_cancel_takes_along_a_graph_that_is_still_arriving(client: Client, tmp_path: Path, gate: Path) -> None:
     """It depends on what is cancelled, and was sent before. A dependent that runs and holds its result would be a surprise."""
     started = tmp_path / "started"
     running = client.submit(f.mark_until, str(started), str(gate))
@@ -230,11 +229,8 @@ def test_retry_of_the_failed_task_itself(client: Client, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at-once"])
-def test_fire_and_forget_runs_to_its_end(
-    client: Client, address: str, tmp_path: Path, gate: Path, at_once: bool, known: Callable[..., None]
-) -> None:
+def test_fire_and_forget_runs_to_its_end(client: Client, address: str, tmp_path: Path, gate: Path, at_once: bool) -> None:
     """Also if its client leaves while it arrives."""
-    if at_once:
     done = tmp_path / "done"
     with Client(address) as other:
         head = other.submit(f.wait_for_file, str(gate), 1)

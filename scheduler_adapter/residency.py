@@ -60,6 +60,8 @@ class Residency:
         #: Wants whose end the database has not confirmed: what it says of them is old.
         self.ending: dict[tuple[str, bytes], Any] = {}
         self._shared: dict[bytes, Shared] = {}
+        #: Some resident has a count of dependents.
+        self._counting = False
         #: Called with paged tasks whose last dependent has finished here.
         self.on_unneeded: Callable[[list[Resident]], None] = lambda residents: None
 
@@ -153,6 +155,7 @@ class Residency:
             self.ledger.enters(ts)
             self.window.add(resident)
         resident.dependents = lease.dependents
+        self._counting = True
         rank = lease.rank
         ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
         if annotations:
@@ -265,8 +268,9 @@ class Residency:
 
     def _left(self, resident: Resident, ts: DaskTask) -> None:
         lost = ts.has_lost_dependencies and not resident.leaving and ts.run_spec is not None
-        if lost:
-            # What runs again is counted by the database alone.
+        if lost and self._counting:
+            # What runs again is counted by the database alone. Once for all that is lost together.
+            self._counting = False
             for other in self.window.by_key.values():
                 other.dependents = None
         if resident.paged:

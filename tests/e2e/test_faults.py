@@ -226,8 +226,11 @@ def test_ingest_process_killed(tmp_path: Path, window: int | None) -> None:
         assert client.submit(f.inc, 2).result(timeout=30) == 3
         psutil.Process(server).kill()
         until(lambda: not psutil.pid_exists(server), "the scheduler knows that it is gone")
-        large["l-again"] = (f.inc, "l-sum")
-        assert client.get(large, "l-again", sync=False).result(timeout=100) == sum(range(20_000)) + 1
+        # Another process takes it in: it is over what is read in the scheduler.
+        other = {f"o-{i}": (f.first, i, bytes(1000)) for i in range(1500)}
+        other["o-sum"] = (f.total, list(other))
+        assert client.get(other, "o-sum", sync=False).result(timeout=50) == sum(range(1500))
+        assert client.run_on_scheduler(f.ingest_pid) != server
         assert cluster.faults() == []
 
 

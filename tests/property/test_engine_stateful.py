@@ -213,16 +213,16 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         graph=graphs,
         client=clients,
+        owner=clients,
         key=keys,
-        new=keys,
         flags=st.sampled_from([TaskFlag.EXTERNAL, TaskFlag(0), TaskFlag.WANTED]),
-        before=befores,
+        kind=st.sampled_from(["unwant", "drop", "force", "force"]),
     )
-    def build_on(self, graph: str, client: str, key: bytes, new: bytes, flags: TaskFlag, before: Before) -> None:
-        """A task whose input is perhaps let go of just before, in the same batch."""
-        kind, owner, _, level, other = before
+    def build_on(self, graph: str, client: str, owner: str, key: bytes, flags: TaskFlag, kind: str) -> None:
+        """A task, new if that is possible, whose input is perhaps let go of just before, in the same batch."""
+        new = next((other for other in KEYS if other != key and not self.task_id(other)), KEYS[0])
         rows: list[tuple[bytes, int, list[int], float]] = [(key, int(flags), [], 0.0), (new, int(TaskFlag.WANTED), [0], 0.0)]
-        self.submit(graph, client, rows, 0, [2], True, True, (kind, owner, [key], level, other))
+        self.submit(graph, client, rows, 0, [2], True, True, (kind, owner, [key], Level.HELD, graph))
 
     def graph_exists(self, graph: str) -> bool:
         """Whether its name is taken."""

@@ -352,13 +352,20 @@ class GroupLedger:
             group.prefix.remove_group(group)
             del self._scheduler.task_groups[name]
 
-    def settle(self, name: str) -> None:
-        """No graph has tasks of this group any more. Counts may be off if the daemon died: what is not resident is gone."""
+    def settle(self, name: str) -> bool:
+        """No graph on disk has tasks of this group any more. Remove it, unless there are residents of it (then: False).
+
+        Its counts may be off: the daemon died, or a graph was given up while it arrived.
+        """
         group = self._scheduler.task_groups.get(name)
         self._debts.pop(name, None)
-        if group is not None and not any(ts.group is group for ts in self._scheduler.tasks.values()):
-            group.prefix.remove_group(group)
-            del self._scheduler.task_groups[name]
+        if group is None:
+            return True
+        if any(ts.group is group for ts in self._scheduler.tasks.values()):
+            return False
+        group.prefix.remove_group(group)
+        del self._scheduler.task_groups[name]
+        return True
 
     def link(self, pairs: Iterable[tuple[str, str]]) -> None:
         """What `add_dependency` does to groups."""

@@ -6,6 +6,7 @@ ended, and a paged task that is done is cut from its dependencies. Says nothing 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class Residency:
         self._shared: dict[bytes, Shared] = {}
         #: Some resident has a count of dependents.
         self._counting = False
+        #: Groups of graphs that ended while tasks of theirs were resident.
+        self._unsettled: set[str] = set()
         #: Called with paged tasks whose last dependent has finished here.
         self.on_unneeded: Callable[[list[Resident]], None] = lambda residents: None
 
@@ -282,6 +285,9 @@ class Residency:
             if submission is not None:
                 submission.left[ts.group.name] += 1
         self.window.drop(resident)
+        if ts.group.name in self._unsettled:
+            # Not inside a transition: stock is still looking at the group.
+            asyncio.get_running_loop().call_soon(self._settle, ts.group.name)
 
     def runs_again(self, ts: DaskTask) -> bool:
         """Whether a task that stock forgets is only leaving for the database (see `internals.suppress_cancelled`)."""
@@ -374,14 +380,22 @@ class Residency:
         if submission.sealed and not submission.runs_under_way and submission.remaining <= 0:
             self.submissions.pop(submission.name, None)
             for name in submission.groups:
-                if name in self.scheduler.task_groups and not any(name in other.groups for other in self.submissions.values()):
-                    self.ledger.settle(name)
+                self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """A group no graph on disk has tasks of: its counts end when its last resident leaves."""
+        elsewhere = name not in self.scheduler.task_groups or any(name in other.groups for other in self.submissions.values())
+        if elsewhere or self.ledger.settle(name):
+            self._unsettled.discard(name)
+        else:
+            self._unsettled.add(name)
 
     def clear(self) -> None:
         """After `Scheduler.restart` nothing is resident."""
         self.window.clear()
         self.ledger.clear()
         self.ending.clear()
+        self._unsettled.clear()
         self.holder = internals.holder()
         self._shared.clear()
 

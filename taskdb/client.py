@@ -440,6 +440,10 @@ class Ingest:
         self._settle(INGEST_RUNS_AHEAD - 1)
         self._write(pb.IngestRequest(epoch=self.epoch, add_tasks=message), command)
 
+    def settle(self) -> None:
+        """Wait until all runs sent so far are answered. Raises what any was refused with."""
+        self._settle(0)
+
     def seal(self) -> int:
         """Complete the submission; on disk on return. The number of its tasks."""
         self._settle(0)  # so that nothing is sealed that named missing keys

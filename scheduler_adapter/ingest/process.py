@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from scheduler_adapter.ingest.frames import receive, send
@@ -94,6 +95,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from scheduler_adapter.keys import unpack_key
     from taskdb.client import Ingest, MissingKeys
     from taskdb.commands import BeginGraph
+    from taskdb.errors import TaskDBError
     from taskdb.model import TaskFlag
 
     for entry in reversed(job["sys_path"]):
@@ -128,7 +130,12 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
                 names.extend(run.new_groups)
                 stream.add(run)
             tasks = stream.seal()
-        except MissingKeys as e:
+        except Exception as e:
+            # What is in the database by now has to be counted, to be taken back.
+            with suppress(TaskDBError):
+                stream.settle()
+            if not isinstance(e, MissingKeys):
+                raise
             tell(op="missing", keys=[unpack_key(k) for k in e.keys])
             return
     tell(op="done", tasks=tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import AbortGraph, Added, AddTasks
+from taskdb.errors import Unavailable
 
 logger = logging.getLogger("distributed.taskdb")
 
@@ -74,6 +76,10 @@ class Arrivals:
         internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
 
     async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
+        with suppress(Unavailable):  # gone again: when it is back, all of this is asked again
+            await self._ask(runs)
+
+    async def _ask(self, runs: list[tuple[str, int]]) -> None:
         await self.pager.durable()
         session = self.pager.session
         if session is None:

@@ -224,11 +224,16 @@ class Clients:
 
     # ---------------------------------------------------------------------------------------------------------- retry
 
-    async def retry(self, keys: Collection[Any], client: str | None = None) -> tuple[Any, ...]:
-        """`retry`. Followed tasks are stock's; the database starts the others again, from those that failed themselves."""
-        followed = []
-        paged = []
-        for key in keys:
+    def retry(self, keys: Collection[Any], client: str | None = None) -> tuple[Any, ...]:
+        """`retry`. Followed tasks are stock's; the database starts the others again, from those that failed themselves.
+
+        The client takes what is returned for pending. So only what failed is: a result that is under way already would be overlooked. And
+        the answer goes out at once, before any new result can.
+        """
+        tasks = self.scheduler.tasks
+        failed = [key for key in keys if (ts := tasks.get(key)) is None or ts.state == "erred"]
+        followed, paged = [], []
+        for key in failed:
             resident = self.pager.window.by_key.get(key)
             if resident is not None and not resident.paged and not _any_paged_below(self.pager, resident):
                 followed.append(key)
@@ -236,17 +241,12 @@ class Clients:
                 paged.append(key)
         if followed:
             self._stock["stimulus_retry"](keys=followed, client=client)
-        # The client takes what is returned for pending: not what has a result, which stays as it is.
-        tasks = self.scheduler.tasks
-        paged = [key for key in paged if (ts := tasks.get(key)) is None or ts.state != "memory"]
         if paged:
-            for key in paged:
-                ts = tasks.get(key)
-                if client and (ts is None or ts.state == "erred"):
+            if client:
+                for key in paged:
                     self.scheduler.client_send(client, {"op": "task-retried", "key": key})
             self.pager.send(Retry(pack_keys(paged)), urgent=True)
-            await self.pager.answered()
-        return (*followed, *paged)
+        return tuple(failed)
 
     # ----------------------------------------------------------------------------------------------------------- data
 

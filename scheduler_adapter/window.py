@@ -119,4 +119,4 @@ def credit(*, threads: int, runnable: int, leased: int, lookahead: int) -> tuple
         ready = max(0, 1 - runnable)
         return ready, max(0, 1 - max(leased, runnable))
     ready = max(0, 2 * threads + 2 - runnable)
-    return ready, max(ready, max(lookahead, 4 * threads) - leased)
+    return ready, max(0, max(lookahead, 4 * threads) - leased)

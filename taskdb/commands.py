@@ -153,8 +153,8 @@ class Retry:
 class Credit:
     """How many more tasks the scheduler takes. Stands until replaced; leases made in the meantime are subtracted.
 
-    `ready`: at least so many whose dependencies are all in memory, if there are; `total`: so many in all, in rank order,
-    the rest being look-ahead (dependencies in memory or leased). `leases_seen`: leases this scheduler has received in
+    `ready`: so many whose dependencies are all in memory, if there are; `total`: these included, so many in all, in rank order, the rest
+    being look-ahead (dependencies in memory or leased). `leases_seen`: leases this scheduler has received in
     this epoch; the database subtracts those still under way.
     """
 

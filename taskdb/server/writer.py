@@ -77,8 +77,7 @@ class CreditLine:
         self.total -= count
 
     def room(self) -> tuple[int, int]:
-        total = min(max(self.total, 0), LEASES_SLICE_MAX)
-        return min(max(self.ready, 0), total), total
+        return min(max(self.ready, 0), LEASES_SLICE_MAX), min(max(self.total, 0), LEASES_SLICE_MAX)
 
 
 class Writer:
@@ -98,6 +97,9 @@ class Writer:
         self._seq = 0
         self._peer: Peer | None = None
         self._credit = CreditLine()
+        #: To be told the scheduler, without hurry.
+        self._forgotten: list[c.GroupCount] = []
+        self._depths = (0, 0)
         #: Result.queued as the scheduler last heard it.
         self._told_queued = 0
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -179,6 +181,7 @@ class Writer:
         self._seq = seq
         self._note_depths(txn, result)
         self._told_queued = result.queued
+        result.forgotten = self._take_forgotten() + result.forgotten
         peer.push(result, seq, refused)
         if more:
             self._wake()
@@ -189,6 +192,9 @@ class Writer:
 
     def _lease(self, txn: WriteTxn, result: c.Result) -> bool:
         ready, total = self._credit.room()
+        # Look-ahead is never given in the place of ready tasks that there are not: a chain would come in whole.
+        ready = min(ready, txn.count(Table.READY))
+        total = max(total, ready)
         if self._peer is None or total <= 0 or not self.settled.is_set():
             return False
         leases = self._engine.lease(txn, ready, total)
@@ -300,12 +306,23 @@ class Writer:
     def _note_depths(self, txn: ReadTxn, result: c.Result) -> None:
         result.ready = txn.count(Table.READY)
         result.queued = result.ready + txn.count(Table.AHEAD)
+        self._depths = result.queued, result.ready
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
-        if self._peer is not None and (result or bool(result.queued) != bool(self._told_queued)):
-            self._told_queued = result.queued
-            self._peer.push(result, 0, ())
+        if self._peer is None:
+            return
+        if bool(result.queued) == bool(self._told_queued) and _is_only_forgotten(result):
+            # Nobody waits for that: it goes with what comes next, or with the commit.
+            self._forgotten += result.forgotten
+            return
+        self._told_queued = result.queued
+        result.forgotten = self._take_forgotten() + result.forgotten
+        self._peer.push(result, 0, ())
+
+    def _take_forgotten(self) -> list[c.GroupCount]:
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
 
     # ----------------------------------------------------------------------------------------------------- committing
 
@@ -349,8 +366,11 @@ class Writer:
         self.commits += 1
         self.commit_seconds_last = time.perf_counter() - began
         seq, self._seq = self._seq, 0
-        if seq and self._peer is not None:
-            self._peer.durable(seq)
+        if self._peer is not None:
+            if self._forgotten:
+                self._peer.push(c.Result(forgotten=self._take_forgotten(), queued=self._depths[0], ready=self._depths[1]), 0, ())
+            if seq:
+                self._peer.durable(seq)
 
     def _stop_timer(self) -> None:
         if self._commit_timer is not None:
@@ -389,6 +409,7 @@ class Writer:
         self._uncommitted = 0
         self._seq = 0
         self._dropped = True
+        self._forgotten = []
         if txn is not None:
             txn.abort()
 
@@ -407,6 +428,11 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
+
+
+def _is_only_forgotten(result: c.Result) -> bool:
+    """Or empty."""
+    return not (result.added or result.leases or result.release or result.wants or result.erred or result.cancelled)
 
 
 def merge(into: c.Result, more: c.Result) -> None:

@@ -155,9 +155,9 @@ numbers = st.integers(0, 10_000)
 @given(threads=st.integers(1, 5000), runnable=numbers, leased=numbers, lookahead=st.integers(1, 2000))
 def test_credit(threads: int, runnable: int, leased: int, lookahead: int) -> None:
     ready, total = credit(threads=threads, runnable=runnable, leased=leased, lookahead=lookahead)
-    assert 0 <= ready <= total
+    assert min(ready, total) >= 0
     assert runnable + ready >= 2 * threads, "no thread idles for a round trip"
-    assert leased + total <= max(leased + ready, lookahead, 4 * threads), "bounded, whatever the graph's size"
+    assert leased + total <= max(leased, lookahead, 4 * threads), "bounded, whatever the graph's size"
 
 
 def test_credit_of_nothing_to_do() -> None:

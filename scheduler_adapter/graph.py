@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -43,8 +43,12 @@ class Graph:
     order: dict[Any, float]
     annotations_by_type: dict[str, dict[Any, Any]]
     global_annotations: dict[str, Any]
-    #: Pairs of group names: a task of the first depends on one of the second.
-    group_deps: set[tuple[str, str]] = field(default_factory=set)
+
+    def groups(self) -> tuple[Counter[str], set[tuple[str, str]]]:
+        """Number of tasks by group, and pairs of groups: a task of the first depends on one of the second. O(tasks + edges)."""
+        names = {key: key_split_group(key) for key in (*self.dsk, *self.external)}
+        sizes = Counter(names[key] for key in self.dsk)
+        return sizes, {(names[key], names[dep]) for key, spec in self.dsk.items() for dep in spec.dependencies}
 
     @property
     def has_p2p(self) -> bool:
@@ -149,8 +153,6 @@ class _Writer:
             if key in spec.dependencies:
                 raise InvalidRequest(f"task {key!r} depends on itself")
             self._see(key, spec.dependencies)
-        #: Groups of the tasks that are out.
-        self._group_names: dict[Any, str] = {}
         self.group_numbers: dict[str, int] = {}
         self.dictionaries: dict[str, bytes] = {}
         self.shared_numbers: dict[Any, int] = {}
@@ -208,9 +210,6 @@ class _Writer:
             if annotations or dictionary:
                 shared = self._shared(annotations, dictionary, (identity, group if dictionary else None))
                 user = -float(annotations.get("priority", 0) or 0)
-            for d in spec.dependencies:
-                graph.group_deps.add((group, self._group_names[d]))
-        self._group_names[key] = group
         index[key] = len(index)
         order = float(graph.order.get(key, 0))
         run.add(pack_key(key), data, int(flags), deps, self.dependents.pop(key, 0), order, user, number, shared)

@@ -239,8 +239,9 @@ class Submitter:
         for kind, by_key in graph.annotations_by_type.items():
             annotations.setdefault(kind, {}).update({k: v for k, v in by_key.items() if k in graph.dsk and v is not None})
         self._tell_plugins(details, list(graph.dsk), annotations, graph.order)
+        _, group_deps = graph.groups()
+        self._announce(submission, {}, group_deps)
         await self._send(graph, details, submission, generation, {})
-        self.pager.residency.ledger.link(graph.group_deps)
         return len(graph.dsk)
 
     async def _send(
@@ -295,22 +296,26 @@ class Submitter:
         }
         outcome: int | None = None
         done = False
+        announced: Counter[str] = Counter()
         try:
             while True:
-                announced: Counter[str] = Counter()
                 try:
                     outcome = await self._stream(job, expr_ser.frames, details, submission, announced)
                     break
                 except Unavailable as e:
-                    # The daemon died under it; the graph is whole here, so it can come again. Begun anew under its name.
+                    # The daemon died under it; the graph is whole here, so it can come again, begun anew under its name. What had arrived
+                    # is forgotten, and told so.
                     for name, count in announced.items():
                         pager.residency.ledger.retract(name, count)
-                    submission.remaining = 0
+                    announced.clear()
                     logger.warning("graph %s waits for the daemon (%s)", details.name, e)
                     while pager.session is None or not pager.session.connected:
                         await asyncio.sleep(0.1)
             done = True
         finally:
+            # What was announced and did not arrive never will.
+            for name, count in announced.items():
+                pager.residency.ledger.retract(name, count)
             submission.sealed = True
             if not done or outcome is None:
                 self.arrivals.abort(details.name)
@@ -327,7 +332,10 @@ class Submitter:
     async def _stream(
         self, job: dict[str, Any], frames: Any, details: _Details, submission: Submission, announced: Counter[str]
     ) -> int | None:
-        """One attempt. Number of tasks, or None if inputs are missing. Raises what the ingest process raised."""
+        """One attempt. Number of tasks, or None if inputs are missing. Raises what the ingest process raised.
+
+        `announced`: what has been shown in task groups and has not arrived.
+        """
         residency = self.pager.residency
         tasks = 0
         async with contextlib.aclosing(self.ingest.run(job, frames)) as messages:
@@ -339,13 +347,15 @@ class Submitter:
                     residency.wanted_again(details.client, details.keys)
                     self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
                     self._tell_plugins(details, list(details.keys), {}, {})
-                elif op == "run":
-                    for name, count in message["groups"].items():
-                        submission.groups.add(name)
-                        residency.ledger.announce(name, count, submission.computation)
+                    # Before the first lease: how tasks are placed depends on how large their groups are.
+                    self._announce(submission, message["groups"], message["group_deps"])
                     announced.update(message["groups"])
-                    submission.remaining += sum(message["groups"].values())
-                    residency.ledger.link(message["group_deps"])
+                elif op == "run":
+                    for name, count in message["old"].items():
+                        residency.ledger.retract(name, count)
+                    announced.subtract(message["old"])
+                    announced.subtract(message["new"])
+                    submission.remaining += sum(message["new"].values())
                     residency.shared(message["known"])
                 elif op == "missing":
                     return None
@@ -359,6 +369,15 @@ class Submitter:
         busy = self.pager.backlog > 0 or (self.pager.session is not None and self.pager.session.in_flight > 0)
         computation = internals.computation_for(self.scheduler, details.code, details.annotations, busy)
         return Submission(details.name, details.client, details.span_metadata, details.code, computation)
+
+    def _announce(self, submission: Submission, sizes: dict[str, int], deps: Iterable[tuple[str, str]]) -> None:
+        """Show a graph in its task groups before any of its tasks is leased."""
+        ledger = self.pager.residency.ledger
+        deps = list(deps)
+        for name in {*sizes, *(name for pair in deps for name in pair)}:
+            submission.groups.add(name)
+            ledger.announce(name, sizes.get(name, 0), submission.computation)
+        ledger.link(deps)
 
     def want_resident(self, keys: Iterable[Any], client: str) -> None:
         """The client's wants of what is resident already, with stock's reports of what is finished."""

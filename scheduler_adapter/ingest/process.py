@@ -109,19 +109,17 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     del expr
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
     del dsk
-    tell(op="graph", tasks=len(graph.dsk), external=graph.external)
+    sizes, group_deps = graph.groups()
+    tell(op="graph", tasks=len(graph.dsk), external=graph.external, groups=dict(sizes), group_deps=group_deps)
     submission = job["submission"]
     names: list[str] = []
-    told: set[tuple[str, str]] = set()
 
     def added(run: Any, known: list[int]) -> None:
-        """A run is in the database: its new tasks are on disk now."""
-        counts = Counter(names[g] for g in run.groups)
+        """A run is in the database. Some of its tasks may have been there."""
         old = [i for i in known if not run.flags[i] & TaskFlag.EXTERNAL]
-        counts.subtract(names[run.groups[i]] for i in known)
-        fresh = graph.group_deps - told
-        told.update(fresh)
-        tell(op="run", groups={n: c for n, c in counts.items() if c}, group_deps=fresh, known=[unpack_key(run.keys[i]) for i in old])
+        new = Counter(names[g] for g, flag in zip(run.groups, run.flags, strict=True) if not flag & TaskFlag.EXTERNAL)
+        before = Counter(names[run.groups[i]] for i in old)
+        tell(op="run", new=dict(new - before), old=dict(before), known=[unpack_key(run.keys[i]) for i in old])
 
     with Ingest(job["address"], job["epoch"], added) as stream:
         try:

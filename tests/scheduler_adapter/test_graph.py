@@ -200,7 +200,7 @@ def test_key_over_the_bound() -> None:
 def test_group_dependencies() -> None:
     graph = ready({"x-1": task("x-1"), ("y", 1): task(("y", 1), "x-1"), "z": task("z", ("y", 1))}, ["z"])
     list(runs(graph, "g", held=False))
-    assert {("y", "x"), ("z", "y")} <= graph.group_deps
+    assert {("y", "x"), ("z", "y")} <= graph.groups()[1]
 
 
 def test_data_producers_are_marked() -> None:

@@ -155,12 +155,13 @@ def test_a_graph_goes_to_the_database(daemon: Daemon) -> None:
         said = await messages(process, job(daemon, epoch, "g", Expr(graph(2000)), {"s"}))
         assert said[0]["op"] == "graph"
         assert said[0]["tasks"] == 2001
+        assert said[0]["groups"] == {"t": 2000, "s": 1}
         assert said[-1]["op"] == "done"
         assert said[-1]["tasks"] == 2001
         counts: dict[str, int] = {}
         for message in said:
             if message["op"] == "run":
-                for name, count in message["groups"].items():
+                for name, count in message["new"].items():
                     counts[name] = counts.get(name, 0) + count
         assert counts == {"t": 2000, "s": 1}
 

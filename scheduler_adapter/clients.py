@@ -156,9 +156,6 @@ class Clients:
         if client not in self.scheduler.clients:
             return
         self._cancel_words = reason, msg
-        keys = self._cancel_followed(keys, self.scheduler.clients[client], force)
-        if not keys:
-            return
         command = Cancel(client, pack_keys(keys), force)
         self.pager.send(command, urgent=True)
         inbox = self.inboxes.get(client)
@@ -172,36 +169,6 @@ class Clients:
                 inbox.drop(message)
                 self._tell_cancelled(list(hit))
         inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": client}))
-
-    def _cancel_followed(self, keys: list[Any], cs: Any, force: bool) -> list[Any]:
-        """Cancel those followed that nothing on disk needs, with all that depends on them, at once: a graph that comes next must find them
-        gone. Returns the others."""
-        holder = self.pager.residency.holder
-        left: list[Any] = []
-        stack = []
-        for key in keys:
-            resident = self.pager.window.by_key.get(key)
-            ts = None if resident is None or resident.paged or resident.stub else resident.task
-            if ts is None or holder in (ts.who_wants or ()):
-                left.append(key)
-            else:
-                stack.append(ts)
-        seen = set()
-        ended: dict[Any, list[Any]] = {}
-        while stack:
-            ts = stack.pop()
-            wants = set(ts.who_wants or ())
-            if ts in seen or (wants - {cs} and not force):
-                continue
-            seen.add(ts)
-            for other in wants - {holder}:
-                ended.setdefault(other, []).append(ts.key)
-            stack.extend(ts.dependents)
-        for other, theirs in ended.items():
-            self.releases(theirs, other.client_key, "taskdb-cancel")
-        if ended:
-            self._tell_cancelled(list({key for theirs in ended.values() for key in theirs}))
-        return left
 
     def _cancelled(self, cancelled: list[Cancelled]) -> None:
         """The database has ended these wants; do so here, and tell."""

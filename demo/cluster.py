@@ -109,6 +109,8 @@ def temporary_cluster(*, stock: bool = False, window: int | None = None) -> Iter
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)
+    # A shell that starts us in the background has us ignore it.
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="taskdb-", ignore_cleanup_errors=True) as folder,
@@ -117,6 +119,7 @@ def temporary_cluster(*, stock: bool = False, window: int | None = None) -> Iter
             yield cluster
     finally:
         signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGINT, interrupted)
 
 
 def main() -> int:

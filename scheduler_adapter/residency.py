@@ -285,7 +285,7 @@ class Residency:
             if submission is not None:
                 submission.left[ts.group.name] += 1
         self.window.drop(resident)
-        if ts.group.name in self._unsettled:
+        if ts.group.name in self._unsettled or (resident.paged and resident.submission not in self.submissions):
             # Not inside a transition: stock is still looking at the group.
             asyncio.get_running_loop().call_soon(self._settle, ts.group.name)
 

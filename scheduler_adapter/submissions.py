@@ -295,7 +295,6 @@ class Submitter:
             "details": dumps({"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}),
         }
         outcome: int | None = None
-        done = False
         announced: Counter[str] = Counter()
         try:
             while True:
@@ -305,19 +304,14 @@ class Submitter:
                 except Unavailable as e:
                     # The daemon died under it; the graph is whole here, so it can come again, begun anew under its name. What had arrived
                     # is forgotten, and told so.
-                    for name, count in announced.items():
-                        pager.residency.ledger.retract(name, count)
-                    announced.clear()
+                    self._retract(announced)
                     logger.warning("graph %s waits for the daemon (%s)", details.name, e)
                     while pager.session is None or not pager.session.connected:
                         await asyncio.sleep(0.1)
-            done = True
         finally:
-            # What was announced and did not arrive never will.
-            for name, count in announced.items():
-                pager.residency.ledger.retract(name, count)
+            self._retract(announced)
             submission.sealed = True
-            if not done or outcome is None:
+            if outcome is None:
                 self.arrivals.abort(details.name)
         if outcome is None:
             self._lost(details)
@@ -378,6 +372,12 @@ class Submitter:
             submission.groups.add(name)
             ledger.announce(name, sizes.get(name, 0), submission.computation)
         ledger.link(deps)
+
+    def _retract(self, announced: Counter[str]) -> None:
+        """What was announced and did not arrive never will."""
+        for name, count in announced.items():
+            self.pager.residency.ledger.retract(name, count)
+        announced.clear()
 
     def want_resident(self, keys: Iterable[Any], client: str) -> None:
         """The client's wants of what is resident already, with stock's reports of what is finished."""

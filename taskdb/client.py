@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -43,6 +43,8 @@ BACKOFF_SECONDS_MAX = 2.0
 ATTACH_SECONDS = 5.0
 #: How long `close` waits for what was sent to become durable.
 CLOSE_SECONDS = 2.0
+#: How long `restore` may take in all.
+RESTORE_SECONDS = 60.0
 #: Runs an ingest process may be ahead of the database: the back-pressure.
 INGEST_RUNS_AHEAD = 4
 
@@ -61,6 +63,8 @@ class AttachInfo:
     store_uuid: str
     #: Version of the daemon.
     version: str
+    #: Tasks that earlier schedulers held, and that nobody has claimed.
+    orphans: int
 
 
 # ------------------------------------------------------------------------------------------------------- Session
@@ -165,7 +169,7 @@ class Session:
         self.epoch = attached.epoch
         self._link = link
         self._task = asyncio.ensure_future(self._run(link))
-        return AttachInfo(attached.epoch, attached.store_uuid, attached.version)
+        return AttachInfo(attached.epoch, attached.store_uuid, attached.version, attached.orphans)
 
     async def close(self) -> None:
         """Wait (not for long) until what was sent is durable, then end the link. The epoch stays ours until another begins."""
@@ -384,6 +388,16 @@ class Session:
     async def status(self, timeout_seconds: float = READ_SECONDS) -> pb.StatusReply:
         reply: pb.StatusReply = await self._read("Status", pb.StatusRequest(), timeout_seconds)
         return reply
+
+    async def restore(self, timeout_seconds: float = RESTORE_SECONDS) -> AsyncIterator[pb.RestoreReply]:
+        """What earlier schedulers left, besides tasks. Raises Unavailable."""
+        if self._channel is None:
+            raise Unavailable("the Session is not attached")
+        try:
+            async for reply in pb_grpc.TaskDBStub(self._channel).Restore(pb.RestoreRequest(), timeout=timeout_seconds):
+                yield reply
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(error, self.address) from None
 
     async def _read(self, method: str, request: Any, timeout_seconds: float) -> Any:
         if self._channel is None:

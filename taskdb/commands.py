@@ -24,6 +24,8 @@ class BeginGraph:
     submitted: float
     #: For display only.
     label: str = ""
+    #: GraphFlag bits.
+    flags: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,42 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """A worker that was there before this scheduler says what it holds. Answered with one Adopted a key, results first.
+
+    A key is believed if the task under it was there when the worker's scheduler was replaced (or its graph is RESENT): else it may be
+    another task of the same name.
+    """
+
+    #: Epoch of the scheduler the worker was registered with last.
+    epoch: int
+    keys: Sequence[bytes]
+    #: MEMORY: it holds the result; HELD: it is running it. Same length as keys.
+    levels: Sequence[Level]
+    #: Bytes of the result (MEMORY), else -1. Same length as keys, or empty.
+    nbytes: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecovery:
+    """No more workers of earlier schedulers are waited for: what nobody has claimed by Adopt is lost, or not begun. In bounded steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Set or remove what the scheduler keeps here besides tasks. Opaque, but for the section `durations` (see DURATIONS)."""
+
+    #: 1 to KEY_BYTES_MAX bytes each.
+    names: Sequence[bytes]
+    #: b"" removes. Same length as names.
+    values: Sequence[bytes]
+
+
+#: Section of kept items (`section NUL name`) the database reads: average seconds of a task, big-endian f64, by the prefix of its group.
+DURATIONS = b"durations\0"
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """How many more tasks the scheduler takes. Stands until replaced; leases made in the meantime are subtracted.
 
@@ -163,7 +201,24 @@ class Credit:
     leases_seen: int
 
 
-Command = BeginGraph | AddTasks | SealGraph | AbortGraph | Want | Unwant | DropClient | Report | Fail | Blame | Cancel | Retry | Credit
+Command = (
+    BeginGraph
+    | AddTasks
+    | SealGraph
+    | AbortGraph
+    | Want
+    | Unwant
+    | DropClient
+    | Report
+    | Fail
+    | Blame
+    | Cancel
+    | Retry
+    | Adopt
+    | EndRecovery
+    | Keep
+    | Credit
+)
 
 
 # ---------------------------------------------------------------------------------------------------------- answers
@@ -203,6 +258,15 @@ class Lease:
     #: Dependents that still need the result, those still to arrive among them.
     dependents: int = 0
     shared_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Answer to Adopt. `lease` is the task as the scheduler now has it, at the level told; None: nobody needs it, let go of it."""
+
+    key: bytes
+    level: Level
+    lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +320,12 @@ class Result:
     erred: list[Erred] = field(default_factory=list)
     cancelled: list[Cancelled] = field(default_factory=list)
     forgotten: list[GroupCount] = field(default_factory=list)
+    adopted: list[Adopted] = field(default_factory=list)
     #: Tasks in the queues after this, and those of them whose dependencies are all in memory.
     queued: int = 0
     ready: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten)
+        return bool(
+            self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten or self.adopted
+        )

@@ -41,6 +41,8 @@ STEP_ITEMS = 500
 STEP_ITEMS_PER_COMMAND_ITEM = 4
 #: Items of background work done before an AddTasks that names known keys: one of them may only wait to be forgotten.
 STEP_ITEMS_BEFORE_ADD = 50_000
+#: Tasks set aside in one go while leasing, because a scheduler that is gone holds what they need: some 10 ms.
+LEASE_PARKED_MAX = 1_000
 #: Decoded task records one transaction keeps in memory (about 300 bytes each).
 CACHE_TASKS_MAX = 200_000
 
@@ -66,6 +68,12 @@ LIST_TASKS_MAX = 1_000
 LIST_SCAN_MAX = 20_000
 #: Shared blobs both ends of a link keep, so that each travels once. A blob is some KiB.
 SHARED_BLOBS_KEPT = 1_000
+
+#: Groups of a graph that a new scheduler is told of. Where there are so many, none is large.
+GROUPS_RESTORED_MAX = 10_000
+#: Bytes of kept items, and graphs, in one message of Restore.
+RESTORE_BYTES_SLICE = 1 * MIB
+RESTORE_GRAPHS_SLICE = 100
 
 #: Tasks in a blocking chain or a list of `explain`.
 EXPLAIN_TASKS_MAX = 100

@@ -57,6 +57,15 @@ class TaskFlag(IntFlag):
     HELD = 16
 
 
+class GraphFlag(IntFlag):
+    """Bits of a submission."""
+
+    #: The scheduler can only hold it whole (a P2P shuffle, say): a new scheduler takes in all of it again.
+    WHOLE = 1
+    #: Its client sends it a second time, because the first was not acknowledged: results of it may be there already.
+    RESENT = 2
+
+
 class Rank(NamedTuple):
     """Scheduling order, lowest first: (minus user priority, generation, order within the graph)."""
 

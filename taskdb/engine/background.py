@@ -57,16 +57,18 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
 
 
 def _give_back(work: Work, epoch: int, cursor: int, items_max: int) -> int:
-    """Leases of epochs before `epoch` end: their tasks are queued again, if they are needed."""
+    """What epochs before `epoch` held is let go of: it is queued again, if it is needed; data is lost."""
     items = 0
-    # The leases table is written when the records are flushed, never here.
-    for key, data in work.txn.scan(Table.LEASES, U64.pack(cursor)):
+    # The table is written when the records are flushed, never here.
+    for key, data in work.txn.scan(Table.HOLDS, U64.pack(cursor)):
         if items == items_max:
             work.push(Todo.GIVE_BACK, epoch, 0, int.from_bytes(key))
-            break
+            return items
         items += 1
         if int.from_bytes(data) < epoch:
             task = work.task(int.from_bytes(key))
-            if task is not None and task.stored_leased:
+            if task is not None and task.stored_held and not task.reclaim:
                 put_back(work, task)
+    if epoch == work.epoch:
+        work.end_recovery()
     return items

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from taskdb import commands as c
 from taskdb.commands import Lease, Result
-from taskdb.engine import ingest, reports, wants
+from taskdb.engine import ingest, recovery, reports, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
 from taskdb.engine.refs import find_graph
-from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, hold, needed, put_back
+from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
 from taskdb.limits import (
@@ -26,8 +26,8 @@ from taskdb.limits import (
     STEP_ITEMS_PER_COMMAND_ITEM,
 )
 from taskdb.store.base import ReadTxn, WriteTxn
-from taskdb.store.codec import GraphStatus, decode_client, decode_graph
-from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
+from taskdb.store.codec import GraphStatus, decode_graph
+from taskdb.store.schema import U64, Meta, Table, meta_key
 
 #: (position of the command, its submission or "", kind, message)
 Refused = tuple[int, str, str, str]
@@ -62,23 +62,21 @@ class Engine:
     def begin_epoch(self, txn: WriteTxn, scheduler_id: str) -> int:
         """Fence every earlier scheduler, and return the new epoch.
 
-        All that earlier clients want is dropped, open submissions are aborted and leases given back, in steps. Until that is done nothing
-        is leased; and the first batch does what is left of it first, however long that takes: so better call `step` before.
+        Wants stay. Submissions that are open are aborted: whoever sent them sends them again. What earlier schedulers held stays as it is,
+        but nothing that depends on it is leased, until it is claimed (Adopt) or given back (EndRecovery).
         """
         epoch = current_epoch(txn) + 1
         txn.put(Table.META, meta_key(Meta.EPOCH), U64.pack(epoch))
         txn.put(Table.META, meta_key(Meta.SCHEDULER), scheduler_id.encode())
         for key, _ in list(txn.scan(Table.SESSIONS)):
             txn.delete(Table.SESSIONS, key)
+        txn.put(Table.EPOCHS, U64.pack(epoch), txn.get(Table.META, meta_key(Meta.NEXT_TASK)) or U64.pack(1))
+        if txn.count(Table.HOLDS):
+            txn.put(Table.META, meta_key(Meta.RECOVERING), U64.pack(epoch))
         work = self._work(txn, epoch)
         for key, data in list(txn.scan(Table.GRAPHS)):
             if decode_graph(0, data).status == GraphStatus.OPEN:
                 ingest.abort_graph(work, work.known_graph(int.from_bytes(key)))
-        for key, data in list(txn.scan(Table.CLIENTS)):
-            client = None if decode_client(0, data).dropped else work.client(int.from_bytes(key))
-            if client is not None:
-                wants.drop_client(work, client)
-        work.push(Todo.GIVE_BACK, epoch)
         self._done(work)
         return epoch
 
@@ -112,9 +110,7 @@ class Engine:
             if seq != last + 1:
                 raise InvalidRequest(f"batch {seq} came after batch {last}")
             txn.put(Table.SESSIONS, U64.pack(epoch), U64.pack(seq))
-        before = self._end_earlier_epochs(txn, epoch)
         work = self._work(txn, epoch)
-        work.result = before
         refused: list[Refused] = []
         items = 0
         for position, command in enumerate(commands):
@@ -134,15 +130,6 @@ class Engine:
             work.trim()
         drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * items)
         return self._done(work), refused
-
-    def _end_earlier_epochs(self, txn: WriteTxn, epoch: int) -> Result:
-        """Finish what `begin_epoch` began. IMPORTANT: before anything is applied, or a new want would be told of results that only an
-        earlier scheduler had."""
-        result = Result()
-        while _ending_earlier_epochs(txn, epoch):
-            done, _ = self.step(txn)
-            result.forgotten += done.forgotten
-        return result
 
     def _apply_one(self, work: Work, command: c.Command) -> None:
         match command:
@@ -175,21 +162,28 @@ class Engine:
                 wants.cancel(work, command.client, command.keys, command.force)
             case c.Retry():
                 reports.retry(work, command)
+            case c.Adopt():
+                recovery.adopt(work, command)
+            case c.EndRecovery():
+                if work.recovering:
+                    work.push(Todo.GIVE_BACK, work.epoch)
+            case c.Keep():
+                recovery.keep(work, command)
             case c.Credit():
                 # Credit is what the caller knows when it calls `lease`; there is nothing to store.
                 pass
 
     # ----------------------------------------------------------------------------------------------- leases, background
 
-    def lease(self, txn: WriteTxn, ready: int, total: int) -> list[Lease]:
-        """Lease up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order."""
-        epoch = current_epoch(txn)
-        if total <= 0 or _ending_earlier_epochs(txn, epoch):
-            return []
-        work = self._work(txn, epoch)
-        leases = lease(work, ready, total)
+    def lease(self, txn: WriteTxn, ready: int, total: int) -> tuple[list[Lease], bool]:
+        """Lease up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order. True: ask again, there
+        may be more."""
+        if total <= 0:
+            return [], False
+        work = self._work(txn, current_epoch(txn))
+        leases, more = lease(work, ready, total)
         self._done(work)
-        return leases
+        return leases, more
 
     def step(self, txn: WriteTxn, items_max: int = STEP_ITEMS) -> tuple[Result, bool]:
         """Do up to `items_max` items of background work. True if there is more."""
@@ -207,28 +201,26 @@ class Engine:
         again, as it stands.
         """
         self.check_epoch(txn, epoch)
-        before = self._end_earlier_epochs(txn, epoch)
         work = self._work(txn, epoch)
-        work.result = before
         held = set(held_ids)
         for task_id in held_ids:
             task = work.task(task_id)
             if task is None:
                 work.result.release.append(task_id)
             elif task.state in (PROCESSING, ERRED):
-                continue
+                claim(work, task)
             elif not needed(task):
                 work.result.release.append(task_id)
             elif task.state != MEMORY:
                 hold(work, task)
-        for key, data in txn.scan(Table.LEASES):
+            else:
+                claim(work, task)
+        for key, data in txn.scan(Table.HOLDS):
             task_id = int.from_bytes(key)
-            if task_id in held:
+            if task_id in held or int.from_bytes(data) != epoch:
                 continue
             task = work.known_task(task_id)
-            if int.from_bytes(data) < epoch:
-                put_back(work, task)
-            else:
+            if task.state == PROCESSING:
                 work.result.leases.append(lease_of(work, task))
         drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * len(held))
         return self._done(work)
@@ -240,18 +232,15 @@ def current_epoch(txn: ReadTxn) -> int:
     return 0 if data is None else int(U64.unpack(data)[0])
 
 
-def _ending_earlier_epochs(txn: ReadTxn, epoch: int) -> bool:
-    """What earlier epochs left is not gone yet."""
-    return txn.get(Table.TODO, TODO_KEY.pack(Todo.GIVE_BACK, epoch, 0)) is not None
-
-
 def _items(command: c.Command) -> int:
     """Tasks, ids or keys it names."""
     match command:
         case c.Report():
             return len(command.ids)
-        case c.Want() | c.Unwant() | c.Cancel() | c.Retry():
+        case c.Want() | c.Unwant() | c.Cancel() | c.Retry() | c.Adopt():
             return len(command.keys)
+        case c.Keep():
+            return len(command.names)
         case c.AddTasks():
             return 0
         case _:

@@ -40,7 +40,7 @@ from taskdb.limits import (
     SUBMISSION_BYTES_MAX,
     TASK_BYTES_ESTIMATE,
 )
-from taskdb.model import TaskFlag
+from taskdb.model import GraphFlag, TaskFlag
 from taskdb.store.codec import NO_GROUP, GraphRecord, GraphStatus, TaskRecord, encode_ids, encode_rank
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, digest
 
@@ -51,6 +51,7 @@ _EXTERNAL = int(TaskFlag.EXTERNAL)
 _DATA = int(TaskFlag.DATA)
 _HELD = int(TaskFlag.HELD)
 _FLAGS = _WANTED | _EXTERNAL | _DATA | _HELD | int(TaskFlag.DATA_PRODUCER)
+_GRAPH_FLAGS = int(GraphFlag.WHOLE | GraphFlag.RESENT)
 #: What is kept of the flags; the others are about the arrival.
 _STORED_FLAGS = _DATA | int(TaskFlag.DATA_PRODUCER)
 
@@ -66,6 +67,8 @@ def begin(work: Work, command: BeginGraph) -> None:
         raise LimitExceeded(f"a submission's name has 1 to {SUBMISSION_BYTES_MAX} bytes, not {size}")
     if len(command.label.encode()) > LABEL_BYTES_MAX:
         raise LimitExceeded(f"a label has more than {LABEL_BYTES_MAX} bytes")
+    if not 0 <= command.flags <= _GRAPH_FLAGS:
+        raise InvalidRequest(f"flags of a submission are 0 to {_GRAPH_FLAGS}, not {command.flags}")
     if math.isnan(command.generation):
         raise InvalidRequest("a generation is a number")
     check_client(command.client)
@@ -85,6 +88,7 @@ def begin(work: Work, command: BeginGraph) -> None:
         submission=command.submission,
         client=command.client,
         label=command.label,
+        flags=command.flags,
     )
     work.add_graph(graph)
     add_name(work.txn, Table.GRAPH_NAMES, command.submission.encode(), graph.id)
@@ -330,7 +334,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         task.deps = ()
         task.dirty = True
         task.stored_queue = 0
-        task.stored_leased = False
+        task.stored_held = task.reclaim = False
         work.add_task(task)
         id_key = pack(task_id)
         put(Table.NAMES, id_key, key)

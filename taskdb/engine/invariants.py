@@ -14,6 +14,7 @@ from taskdb.model import ACTIVE, TaskFlag, TaskState
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
     NO_GROUP,
+    PARKED,
     ClientRecord,
     GraphRecord,
     GraphStatus,
@@ -130,16 +131,25 @@ def queues(snap: Snapshot) -> Iterator[str]:
             yield f"task {int.from_bytes(key[RANK_BYTES:])} is {'wrongly' if key in stored else 'not'} in {table.name}"
 
 
-def leases(snap: Snapshot) -> Iterator[str]:
-    """Rule 3: PROCESSING tasks, and only they, are leased, to the current epoch."""
+def holds(snap: Snapshot) -> Iterator[str]:
+    """Rule 3: PROCESSING and MEMORY tasks, and only they, are held, by the current epoch unless it is recovering."""
     data = snap.txn.get(Table.META, meta_key(Meta.EPOCH))
     epoch = 0 if data is None else U64.unpack(data)[0]
-    leased = {int.from_bytes(key): int.from_bytes(value) for key, value in snap.txn.scan(Table.LEASES)}
-    for task_id in leased.keys() ^ {task.id for task in snap.tasks.values() if task.state == TaskState.PROCESSING}:
-        yield f"task {task_id} is {'leased and not PROCESSING' if task_id in leased else 'PROCESSING and not leased'}"
-    for task_id, owner in leased.items():
-        if owner != epoch and not snap.due(Todo.GIVE_BACK, epoch):
-            yield f"task {task_id} is leased to epoch {owner}, not {epoch}"
+    recovering = snap.txn.get(Table.META, meta_key(Meta.RECOVERING)) is not None
+    held = {int.from_bytes(key): int.from_bytes(value) for key, value in snap.txn.scan(Table.HOLDS)}
+    right = {task.id for task in snap.tasks.values() if task.state in (TaskState.PROCESSING, TaskState.MEMORY)}
+    for task_id in held.keys() - right:
+        yield f"task {task_id} is held, and neither PROCESSING nor in MEMORY"
+    for task_id in right - held.keys():
+        yield f"task {task_id} is not held, though PROCESSING or in MEMORY"
+    for task_id, owner in held.items():
+        if owner != epoch and not recovering:
+            yield f"task {task_id} is held by epoch {owner}, not {epoch}"
+    for task in snap.tasks.values():
+        if task.flags & PARKED and (
+            task.state != TaskState.QUEUED or not any(held.get(dep, epoch) != epoch for dep in snap.edges.get(task.id, ()))
+        ):
+            yield f"{_named(task)}: it is parked for nothing"
 
 
 def wants(snap: Snapshot) -> Iterator[str]:
@@ -193,7 +203,7 @@ def errors(snap: Snapshot) -> Iterator[str]:
 
 def orphans(snap: Snapshot) -> Iterator[str]:
     """No record without its task or graph."""
-    for table in (Table.SPECS, Table.EDGES, Table.ERRORS, Table.LEASES):
+    for table in (Table.SPECS, Table.EDGES, Table.ERRORS, Table.HOLDS):
         for key, _ in snap.txn.scan(table):
             if int.from_bytes(key) not in snap.tasks:
                 yield f"{table.name} of task {int.from_bytes(key)}, which does not exist"
@@ -250,7 +260,7 @@ RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     counters,
     states,
     queues,
-    leases,
+    holds,
     wants,
     keys,
     errors,

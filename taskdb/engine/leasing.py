@@ -9,7 +9,8 @@ from taskdb.commands import Lease
 from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
-from taskdb.store.codec import TaskRecord, decode_rank
+from taskdb.limits import LEASE_PARKED_MAX
+from taskdb.store.codec import PARKED, TaskRecord, decode_rank
 from taskdb.store.schema import RANK_BYTES, U64, Table
 
 _QUEUED = 2
@@ -40,11 +41,13 @@ def _queue(work: Work, table: Table) -> Iterator[tuple[bytes, int]]:
         yield key[:RANK_BYTES], int.from_bytes(key[RANK_BYTES:])
 
 
-def lease(work: Work, ready: int, total: int) -> list[Lease]:
-    """Up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order.
+def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
+    """Up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order. True if there may be more,
+    behind those that had to be parked.
 
     Reads the queues from the store, which must be as last flushed: nothing may be pending in `work`.
     """
+    parked = 0
     leases: list[Lease] = []
     newly = work.newly_queued = []
     #: Tasks that became QUEUED here. They wait for a task leased here, so they belong to the ahead queue.
@@ -54,6 +57,13 @@ def lease(work: Work, ready: int, total: int) -> list[Lease]:
         task = work.known_task(item[1])
         if task.state != _QUEUED:
             raise InvariantBroken(f"task {task.id} stands in a queue in state {task.state}")
+        if work.recovering and any(work.is_orphan(dep) for dep in work.deps(task)):
+            # The scheduler has not got its inputs (yet). Whoever claims them, or gives them back, puts it into a queue again.
+            task.flags |= PARKED
+            task.dirty = True
+            nonlocal parked
+            parked += 1
+            return
         move(work, task, PROCESSING)
         leases.append(lease_of(work, task))
         while newly:
@@ -62,11 +72,11 @@ def lease(work: Work, ready: int, total: int) -> list[Lease]:
     ready_queue = _queue(work, Table.READY)
     ahead_queue = _queue(work, Table.AHEAD)
     limit = min(ready, total)
-    while len(leases) < limit and (item := next(ready_queue, None)) is not None:
+    while len(leases) < limit and parked < LEASE_PARKED_MAX and (item := next(ready_queue, None)) is not None:
         take(item)
-    if len(leases) < total:
+    if len(leases) < total and parked < LEASE_PARKED_MAX:
         ready_next, ahead_next = next(ready_queue, None), next(ahead_queue, None)
-        while len(leases) < total:
+        while len(leases) < total and parked < LEASE_PARKED_MAX:
             heads = [item for item in (ready_next, ahead_next, new[0] if new else None) if item is not None]
             if not heads:
                 break
@@ -79,4 +89,4 @@ def lease(work: Work, ready: int, total: int) -> list[Lease]:
                 heappop(new)
             take(item)
     work.newly_queued = None
-    return leases
+    return leases, parked >= LEASE_PARKED_MAX

@@ -261,6 +261,10 @@ def list_tasks(txn: ReadTxn, submission: str = "", state: str = "", prefix: str 
     return TaskPage(tasks, b"")
 
 
+#: Where tasks of a state, and few others, are found.
+_INDEX = {TaskState.PROCESSING: Table.HOLDS, TaskState.MEMORY: Table.HOLDS, TaskState.ERRED: Table.ERRORS}
+
+
 def _candidates(txn: ReadTxn, submission: str, state: TaskState | None, start: int) -> Iterator[tuple[int, int]]:
     """(cursor, id) of every task that may pass, in a fixed order, from a cursor on."""
     if submission:
@@ -271,7 +275,7 @@ def _candidates(txn: ReadTxn, submission: str, state: TaskState | None, start: i
                 yield index, first_id + index - first if first_id else 0
             start = last + 1
         return
-    table = {TaskState.PROCESSING: Table.LEASES, TaskState.ERRED: Table.ERRORS}.get(state or TaskState.MEMORY, Table.TASKS)
+    table = _INDEX.get(state, Table.TASKS) if state is not None else Table.TASKS
     for key, _ in txn.scan(table, U64.pack(start)):
         task_id = int.from_bytes(key)
         yield task_id, task_id

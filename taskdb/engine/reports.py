@@ -9,6 +9,7 @@ from taskdb.engine.transitions import (
     PROCESSING,
     QUEUED,
     RELEASED,
+    claim,
     fail,
     fail_blamed,
     finish,
@@ -70,8 +71,10 @@ def _apply_level(work: Work, task: TaskRecord, level: int, nbytes: int) -> None:
     if level == _MEMORY:
         if state != MEMORY:
             finish(work, task, nbytes)
+        claim(work, task)
     elif level == _HELD:
         hold(work, task)
+        claim(work, task)
     elif level == _ERRED:
         if state != ERRED:
             fail(work, task, ErrorRecord())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from taskdb.commands import Erred
 from taskdb.engine.work import Todo, Work
 from taskdb.model import TaskFlag, TaskState
-from taskdb.store.codec import ErrorRecord, TaskRecord, decode_error, encode_error
+from taskdb.store.codec import PARKED, ErrorRecord, TaskRecord, decode_error, encode_error
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 WAITING = int(TaskState.WAITING)
@@ -63,8 +63,12 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
     graph.counts[state - 1] += 1
     graph.dirty = True
     task.state = state
-    if state == PROCESSING:
-        task.flags &= ~_REVIVED
+    if old == QUEUED:
+        task.flags &= ~PARKED
+    if PROCESSING <= state <= MEMORY:
+        task.reclaim = work.recovering
+        if state == PROCESSING:
+            task.flags &= ~_REVIVED
     if state == QUEUED and work.newly_queued is not None:
         work.newly_queued.append((task.rank, task.id))
     if task.need:
@@ -98,6 +102,7 @@ def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
     if state != old:
         # WAITING and QUEUED are the same to every neighbour.
         task.state = state
+        task.flags &= ~PARKED
         graph = work.known_graph(task.graph)
         graph.counts[old - 1] -= 1
         graph.counts[state - 1] += 1
@@ -168,6 +173,20 @@ def finish(work: Work, task: TaskRecord, nbytes: int) -> None:
     if was_erred:
         work.push(Todo.REVIVE, task.id)
     recheck(work, task)
+
+
+def claim(work: Work, task: TaskRecord) -> None:
+    """The scheduler of this epoch has what an earlier one held: what was parked for it can be leased."""
+    if not work.recovering or not PROCESSING <= task.state <= MEMORY:
+        return
+    task.reclaim = task.dirty = True
+    if task.need:
+        for _, ids in work.segments(task.id):
+            for dependent_id in ids:
+                dependent = work.task(dependent_id)
+                if dependent is not None and dependent.flags & PARKED:
+                    dependent.flags &= ~PARKED
+                    dependent.dirty = True
 
 
 def put_back(work: Work, task: TaskRecord) -> None:

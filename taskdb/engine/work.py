@@ -18,6 +18,7 @@ from taskdb.model import TaskState
 from taskdb.store.base import WriteTxn
 from taskdb.store.codec import (
     NO_GROUP,
+    PARKED,
     ClientRecord,
     GraphRecord,
     TaskRecord,
@@ -36,6 +37,7 @@ from taskdb.store.schema import GRAPH_PART, TODO_KEY, U64, U64_PAIR, Meta, Table
 
 _QUEUED = int(TaskState.QUEUED)
 _PROCESSING = int(TaskState.PROCESSING)
+_MEMORY = int(TaskState.MEMORY)
 _NO_IDS: tuple[int, ...] = ()
 _QUEUES = (None, Table.READY, Table.AHEAD)
 
@@ -68,7 +70,7 @@ class Todo(IntEnum):
     DOWN = 10
     #: (graph, 0): remove what is left of a graph without tasks.
     END = 11
-    #: (epoch, 0) -> next task: leases of earlier epochs are given back. Last, so that it also says that nothing is left of them.
+    #: (epoch, 0) -> next task: what earlier epochs held is lost, or not begun.
     GIVE_BACK = 12
 
 
@@ -106,6 +108,8 @@ class Work:
         self._todo_was_empty = txn.count(Table.TODO) == 0
         #: Dependents that came in this call: dependency -> their ids.
         self.new_dependents: dict[int, list[int]] = {}
+        #: Holds of earlier epochs may exist.
+        self.recovering = txn.get(Table.META, meta_key(Meta.RECOVERING)) is not None
         #: Set while leasing: told of each task that becomes QUEUED.
         self.newly_queued: list[tuple[bytes, int]] | None = None
 
@@ -138,8 +142,8 @@ class Work:
         self.txn.delete(Table.TASKS, key)
         if task.stored_queue:
             self.txn.delete(_queue_table(task.stored_queue), task.rank + key)
-        if task.stored_leased:
-            self.txn.delete(Table.LEASES, key)
+        if task.stored_held:
+            self.txn.delete(Table.HOLDS, key)
         self._tasks[task.id] = None
 
     def deps(self, task: TaskRecord) -> tuple[int, ...]:
@@ -182,6 +186,17 @@ class Work:
     def find(self, key: bytes) -> TaskRecord | None:
         task_id = find_key(self.txn, key)
         return self.task(task_id) if task_id else None
+
+    def is_orphan(self, task_id: int) -> bool:
+        """Held by a scheduler that is gone, and not by this one."""
+        owner = self.txn.get(Table.HOLDS, U64.pack(task_id))
+        return owner is not None and int.from_bytes(owner) != self.epoch and not self.known_task(task_id).reclaim
+
+    def end_recovery(self) -> None:
+        """Nothing is held by earlier epochs any more."""
+        self.flush_records()
+        self.txn.delete(Table.META, meta_key(Meta.RECOVERING))
+        self.recovering = False
 
     # ---------------------------------------------------------------------------------------------------- graphs, clients
 
@@ -330,7 +345,7 @@ class Work:
         self.flush_dependents()
         put = self.txn.put
         pack = U64.pack
-        tasks_table, leases_table = Table.TASKS, Table.LEASES
+        tasks_table, holds_table = Table.TASKS, Table.HOLDS
         for task in self._tasks.values():
             if task is None or not task.dirty:
                 continue
@@ -338,19 +353,20 @@ class Work:
             key = pack(task.id)
             put(tasks_table, key, encode_task(task))
             state = task.state
-            queue = 0 if state != _QUEUED else (2 if task.waiting_on else 1)
+            queue = 0 if state != _QUEUED or task.flags & PARKED else (2 if task.waiting_on else 1)
             if queue != task.stored_queue:
                 if task.stored_queue:
                     self.txn.delete(_queue_table(task.stored_queue), task.rank + key)
                 if queue:
                     put(_queue_table(queue), task.rank + key, b"")
                 task.stored_queue = queue
-            if (state == _PROCESSING) != task.stored_leased:
-                task.stored_leased = not task.stored_leased
-                if task.stored_leased:
-                    put(leases_table, key, pack(self.epoch))
+            held = _PROCESSING <= state <= _MEMORY
+            if held != task.stored_held or (held and task.reclaim):
+                task.stored_held, task.reclaim = held, False
+                if held:
+                    put(holds_table, key, pack(self.epoch))
                 else:
-                    self.txn.delete(leases_table, key)
+                    self.txn.delete(holds_table, key)
 
     def flush(self) -> Result:
         """Write everything back and hand over the result. The Work is then used up, but for the records a next one takes over."""

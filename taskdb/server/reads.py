@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from taskdb.engine import queries
+from taskdb.engine.recovery import clients, graphs, kept
 from taskdb.errors import LimitExceeded, StoreCorrupt
+from taskdb.limits import RESTORE_BYTES_SLICE, RESTORE_GRAPHS_SLICE
 from taskdb.store.base import ReadTxn, Store
 from taskdb.store.schema import FORMAT_VERSION, Meta, Table, meta_key
 from taskdb.wire import taskdb_pb2 as pb
@@ -54,6 +57,32 @@ def status(txn: ReadTxn) -> pb.StatusReply:
             for graph in found.graphs
         ],
     )
+
+
+def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
+    """Everything a new scheduler goes on with, in messages of a bounded size."""
+    reply, size = pb.RestoreReply(), 0
+    for name, value in kept(txn):
+        reply.kept.add(name=name, value=value)
+        size += len(name) + len(value)
+        if size > RESTORE_BYTES_SLICE:
+            yield reply
+            reply, size = pb.RestoreReply(), 0
+    for graph in graphs(txn):
+        reply.graphs.add(
+            submission=graph.submission,
+            client=graph.client,
+            flags=graph.flags,
+            generation=graph.generation,
+            tasks=graph.tasks,
+            unfinished=graph.unfinished,
+            groups=graph.groups,
+        )
+        if len(reply.graphs) == RESTORE_GRAPHS_SLICE:
+            yield reply
+            reply = pb.RestoreReply()
+    reply.clients.extend(clients(txn))
+    yield reply
 
 
 def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:

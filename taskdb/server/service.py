@@ -195,7 +195,6 @@ class Service(pb_grpc.TaskDBServicer):
                 if message.WhichOneof("kind") != "batch":
                     raise InvalidRequest("after Attach, a Session carries batches")
                 batch = message.batch
-                await self._writer.settled.wait()
                 self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands))
                 await link.room()
             self._writer.flush()
@@ -210,7 +209,13 @@ class Service(pb_grpc.TaskDBServicer):
     def _attach(self, link: SessionLink, attach: pb.Attach, leases_seen: int | None) -> None:
         epoch, last_seq, result = self._writer.attach(link, attach.scheduler_id, attach.epoch, list(attach.held), leases_seen)
         logger.info("scheduler %s attached, epoch %d, seq %d", attach.scheduler_id, epoch, last_seq)
-        attached = pb.Attached(epoch=epoch, store_uuid=self._info.uuid, last_seq=last_seq, version=taskdb.__version__)
+        attached = pb.Attached(
+            epoch=epoch,
+            store_uuid=self._info.uuid,
+            last_seq=last_seq,
+            version=taskdb.__version__,
+            orphans=0 if attach.epoch else self._writer.held(),
+        )
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
             link.put(pb.SessionReply(durable=pb.Durable(seq=last_seq)))
@@ -223,7 +228,6 @@ class Service(pb_grpc.TaskDBServicer):
         stream = IngestStream(self._writer, self._ingests)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                await self._writer.settled.wait()
                 await context.write(stream.handle(message))
         except TaskDBError as error:
             stream.close()
@@ -255,6 +259,11 @@ class Service(pb_grpc.TaskDBServicer):
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
         self._writer.flush()  # so that a scheduler reads what it has written
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
+
+    async def Restore(self, request: pb.RestoreRequest, context: Any) -> None:
+        self._writer.flush()
+        for reply in await self._read(context, lambda txn: list(reads.restore(txn))):
+            await context.write(reply)
 
     async def _read(self, context: Any, query: Callable[[ReadTxn], T]) -> T:
         """Run a query on a snapshot in the pool. Queries bound their own work; the deadline bounds the waiting."""

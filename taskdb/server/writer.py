@@ -107,9 +107,6 @@ class Writer:
         #: Submissions whose stream broke and whose abort the store refused so far.
         self._aborts: dict[str, int] = {}
         self._closed = False
-        #: Set unless a new epoch is still clearing away what the earlier ones left: its batches wait for that.
-        self.settled = asyncio.Event()
-        self.settled.set()
         self.commits = 0
         self.commit_seconds_last = 0.0
 
@@ -143,9 +140,6 @@ class Writer:
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
-        if not last_seq and self._unsettled():
-            # IMPORTANT: or a want could be told of results that only the old scheduler's workers had.
-            self.settled.clear()
         self._credit = CreditLine(sent)
         self._told_queued = 0
         peer.epoch = epoch
@@ -154,6 +148,10 @@ class Writer:
             former.end(old)
         self._wake()
         return epoch, last_seq, result
+
+    def held(self) -> int:
+        """Tasks held by schedulers of this epoch and earlier ones."""
+        return self._begin().count(Table.HOLDS)
 
     def detach(self, peer: Peer) -> None:
         """The Session is gone; the epoch stays. Nothing is leased until it comes back."""
@@ -195,12 +193,12 @@ class Writer:
         # Look-ahead is never given in the place of ready tasks that there are not: a chain would come in whole.
         ready = min(ready, txn.count(Table.READY))
         total = max(total, ready)
-        if self._peer is None or total <= 0 or not self.settled.is_set():
+        if self._peer is None or total <= 0:
             return False
-        leases = self._engine.lease(txn, ready, total)
+        leases, more = self._engine.lease(txn, ready, total)
         self._credit.spend(len(leases))
         result.leases.extend(leases)
-        return len(leases) == LEASES_SLICE_MAX
+        return more or len(leases) == LEASES_SLICE_MAX
 
     # --------------------------------------------------------------------------------------------------- the Ingest
 
@@ -254,16 +252,10 @@ class Writer:
     # --------------------------------------------------------------------------------------------------- background
 
     def start(self) -> None:
-        """Take up what an earlier life left to do; batches wait for it, as it may be what a new epoch has to clear away."""
+        """Take up what an earlier life left to do."""
         self._begin()
         self._commit()
-        if self._unsettled():
-            self.settled.clear()
         self._wake()
-
-    def _unsettled(self) -> bool:
-        with self._store.read() as txn:
-            return self._todo(txn)
 
     def _wake(self, delay_seconds: float = 0.0) -> None:
         if self._slice_handle is None and not self._closed:
@@ -289,8 +281,6 @@ class Writer:
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
                 merge(result, done)
-            if not more:
-                self.settled.set()
             more = self._lease(txn, result) or more
             self._note_depths(txn, result)
         except Exception as error:
@@ -432,7 +422,7 @@ class Writer:
 
 def _is_only_forgotten(result: c.Result) -> bool:
     """Or empty."""
-    return not (result.added or result.leases or result.release or result.wants or result.erred or result.cancelled)
+    return not (result.added or result.leases or result.release or result.wants or result.erred or result.cancelled or result.adopted)
 
 
 def merge(into: c.Result, more: c.Result) -> None:
@@ -444,6 +434,7 @@ def merge(into: c.Result, more: c.Result) -> None:
         into.erred += more.erred
         into.cancelled += more.cancelled
         into.forgotten += more.forgotten
+        into.adopted += more.adopted
 
 
 def _is_fatal(error: BaseException) -> bool:

@@ -19,6 +19,9 @@ _RANK_BITS = Struct(">3Q")
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 
+#: Stored flag of our own: QUEUED, but a dependency is held by a scheduler that is gone, so it stands in no queue.
+PARKED = 64
+
 #: A task without group.
 NO_GROUP = 2**32 - 1
 
@@ -43,9 +46,10 @@ class TaskRecord:
         "nbytes",
         "need",
         "rank",
+        "reclaim",
         "retries",
         "state",
-        "stored_leased",
+        "stored_held",
         "stored_queue",
         "suspicious",
         "waiting_on",
@@ -74,13 +78,15 @@ class TaskRecord:
     dirty: bool
     #: The queue it stands in on disk: 0 none, 1 ready, 2 ahead.
     stored_queue: int
-    #: It stands in the leases on disk.
-    stored_leased: bool
+    #: It stands in the holds on disk.
+    stored_held: bool
+    #: Its hold must be written anew: the scheduler of this epoch has it.
+    reclaim: bool
 
 
 def queue_of(task: TaskRecord) -> int:
     """The queue a task belongs in: 0 none, 1 ready, 2 ahead."""
-    if task.state != QUEUED:
+    if task.state != QUEUED or task.flags & PARKED:
         return 0
     return 2 if task.waiting_on else 1
 
@@ -113,8 +119,9 @@ def decode_task(task_id: int, data: bytes) -> TaskRecord:
     task.waiting_on = waiting_on
     task.deps = None
     task.dirty = False
-    task.stored_queue = 0 if state != 2 else (2 if waiting_on else 1)
-    task.stored_leased = state == 3
+    task.stored_queue = 0 if state != 2 or task.flags & PARKED else (2 if waiting_on else 1)
+    task.stored_held = 3 <= state <= 4
+    task.reclaim = False
     return task
 
 
@@ -195,7 +202,7 @@ class GraphStatus:
     ABORTED = 3
 
 
-_GRAPH = Struct(">BddQQQ6QII")
+_GRAPH = Struct(">BBddQQQ6QII")
 
 
 @dataclass(slots=True)
@@ -220,6 +227,8 @@ class GraphRecord:
     submission: str
     client: str
     label: str
+    #: GraphFlag bits.
+    flags: int = 0
     dirty: bool = field(default=False)
 
     @property
@@ -235,6 +244,7 @@ class GraphRecord:
 def encode_graph(graph: GraphRecord) -> bytes:
     fixed = _GRAPH.pack(
         graph.status,
+        graph.flags,
         graph.generation,
         graph.submitted,
         graph.added,
@@ -254,10 +264,10 @@ def decode_graph(graph_id: int, data: bytes) -> GraphRecord:
         submission, client, label = decode_strings(data[_GRAPH.size :])
     except (error, ValueError):
         raise StoreCorrupt(f"graph {graph_id}: record cannot be read") from None
-    status, generation, submitted, added, expected, wanted, *counts = values[:12]
-    groups, annotations = values[12:]
+    status, flags, generation, submitted, added, expected, wanted, *counts = values[:13]
+    groups, annotations = values[13:]
     return GraphRecord(
-        graph_id, status, generation, submitted, added, expected, wanted, counts, groups, annotations, submission, client, label
+        graph_id, status, generation, submitted, added, expected, wanted, counts, groups, annotations, submission, client, label, flags
     )
 
 
@@ -315,6 +325,21 @@ def decode_error(data: bytes) -> ErrorRecord:
         return ErrorRecord(cause, data[12 : 12 + size].decode(), data[12 + size :])
     except (error, UnicodeDecodeError):
         raise StoreCorrupt("an error record cannot be read") from None
+
+
+def encode_kept(name: bytes, value: bytes) -> bytes:
+    return pack(">I", len(name)) + name + value
+
+
+def decode_kept(data: bytes) -> tuple[bytes, bytes]:
+    """(name, value). Raises StoreCorrupt."""
+    try:
+        (size,) = unpack(">I", data[:4])
+    except error:
+        raise StoreCorrupt("a kept item cannot be read") from None
+    if len(data) < 4 + size:
+        raise StoreCorrupt("a kept item is cut short")
+    return data[4 : 4 + size], data[4 + size :]
 
 
 def encode_group(live: int, name: str) -> bytes:

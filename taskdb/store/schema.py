@@ -11,7 +11,7 @@ from enum import IntEnum
 from struct import Struct
 
 #: Of the tables as a whole. A newer one is refused; an older one would be migrated.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Table(IntEnum):
@@ -45,8 +45,8 @@ class Table(IntEnum):
     READY = 13
     #: rank 24 bytes, id u64 -> nothing. QUEUED, some dependency leased.
     AHEAD = 14
-    #: id u64 -> epoch u64.
-    LEASES = 15
+    #: id u64 -> epoch u64 of the scheduler that holds it. All and only PROCESSING and MEMORY tasks.
+    HOLDS = 15
     #: digest of the client's name -> client u64s. A dropped client has lost its name.
     CLIENT_NAMES = 16
     #: client u64 -> ClientRecord.
@@ -61,6 +61,10 @@ class Table(IntEnum):
     TODO = 21
     #: epoch u64 -> last applied seq u64.
     SESSIONS = 22
+    #: epoch u64 -> the first task id that was free when it began, u64.
+    EPOCHS = 23
+    #: digest of a name -> KeptRecord: what schedulers keep here besides tasks.
+    KEPT = 24
 
 
 class Meta(IntEnum):
@@ -75,6 +79,8 @@ class Meta(IntEnum):
     NEXT_CLIENT = 6
     #: Name of the scheduler of the current epoch (UTF-8).
     SCHEDULER = 7
+    #: Epoch u64 whose scheduler has yet to hear what workers of earlier ones hold. Absent: HOLDS names no earlier epoch.
+    RECOVERING = 8
 
 
 U64 = Struct(">Q")

@@ -32,6 +32,7 @@ def begin_graph_to_proto(command: c.BeginGraph) -> pb.BeginGraph:
         generation=command.generation,
         submitted=command.submitted,
         label=command.label,
+        flags=command.flags,
     )
 
 
@@ -79,6 +80,9 @@ _TO_PROTO: dict[type, Callable[[Any], pb.Command]] = {
     c.Blame: lambda x: pb.Command(blame=pb.Blame(id=x.id, cause=x.cause)),
     c.Cancel: lambda x: pb.Command(cancel=pb.Cancel(client=x.client, keys=x.keys, force=x.force)),
     c.Retry: lambda x: pb.Command(retry=pb.Keys(keys=x.keys)),
+    c.Adopt: lambda x: pb.Command(adopt=pb.Adopt(epoch=x.epoch, keys=x.keys, levels=x.levels, nbytes=x.nbytes)),
+    c.EndRecovery: lambda x: pb.Command(end_recovery=pb.EndRecovery()),
+    c.Keep: lambda x: pb.Command(keep=pb.Keep(names=x.names, values=x.values)),
     c.Credit: lambda x: pb.Command(credit=pb.Credit(ready=x.ready, total=x.total, leases_seen=x.leases_seen)),
 }
 
@@ -95,7 +99,7 @@ def batch_to_proto(seq: int, commands: Iterable[c.Command]) -> pb.SessionRequest
 
 
 def begin_graph_from_proto(message: pb.BeginGraph) -> c.BeginGraph:
-    return c.BeginGraph(message.submission, message.client, message.generation, message.submitted, message.label)
+    return c.BeginGraph(message.submission, message.client, message.generation, message.submitted, message.label, message.flags)
 
 
 def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
@@ -117,13 +121,17 @@ def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
     )
 
 
-def _report_from_proto(message: pb.Command) -> c.Report:
-    report = message.report
+def _levels(command: str, values: Iterable[int]) -> list[Level]:
     levels = _LEVELS
     try:
-        named = [levels[x] for x in report.levels]
+        return [levels[x] for x in values]
     except KeyError as error:
-        raise InvalidRequest(f"Report: unknown level {error.args[0]}") from None
+        raise InvalidRequest(f"{command}: unknown level {error.args[0]}") from None
+
+
+def _report_from_proto(message: pb.Command) -> c.Report:
+    report = message.report
+    named = _levels("Report", report.levels)
     return c.Report(list(report.ids), named, list(report.nbytes), list(report.retries), list(report.suspicious))
 
 
@@ -140,6 +148,9 @@ _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
     "blame": lambda x: c.Blame(x.blame.id, x.blame.cause),
     "cancel": lambda x: c.Cancel(x.cancel.client, list(x.cancel.keys), x.cancel.force),
     "retry": lambda x: c.Retry(list(x.retry.keys)),
+    "adopt": lambda x: c.Adopt(x.adopt.epoch, list(x.adopt.keys), _levels("Adopt", x.adopt.levels), list(x.adopt.nbytes)),
+    "end_recovery": lambda x: c.EndRecovery(),
+    "keep": lambda x: c.Keep(list(x.keep.names), list(x.keep.values)),
     "credit": lambda x: c.Credit(x.credit.ready, x.credit.total, x.credit.leases_seen),
 }
 
@@ -239,6 +250,13 @@ def result_to_proto(result: c.Result, seq: int, blobs: SharedBlobs, refused: Seq
         message.cancelled.extend([pb.Cancelled(client=x.client, key=x.key) for x in result.cancelled])
     if result.forgotten:
         message.forgotten.extend([pb.GroupCount(submission=x.submission, group=x.group, count=x.count) for x in result.forgotten])
+    if result.adopted:
+        message.adopted.extend(
+            [
+                pb.Adopted(key=x.key, level=x.level, lease=None if x.lease is None else _lease_to_proto(x.lease, blobs))
+                for x in result.adopted
+            ]
+        )
     if refused:
         message.refused.extend([pb.Refused(command=at, submission=name, kind=kind, message=text) for at, name, kind, text in refused])
     return message
@@ -280,5 +298,9 @@ def result_from_proto(message: pb.Result, blobs: SharedBlobs) -> tuple[c.Result,
         result.cancelled = [c.Cancelled(x.client, x.key) for x in message.cancelled]
     if message.forgotten:
         result.forgotten = [c.GroupCount(x.submission, x.group, x.count) for x in message.forgotten]
+    if message.adopted:
+        result.adopted = [
+            c.Adopted(x.key, _LEVELS[x.level], _lease_from_proto(x.lease, blobs) if x.HasField("lease") else None) for x in message.adopted
+        ]
     refused = [(x.command, x.submission, x.kind, x.message) for x in message.refused] if message.refused else []
     return result, refused

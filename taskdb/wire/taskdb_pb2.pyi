@@ -43,16 +43,18 @@ class SessionReply(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("epoch", "store_uuid", "last_seq", "version")
+    __slots__ = ("epoch", "store_uuid", "last_seq", "version", "orphans")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORE_UUID_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     store_uuid: str
     last_seq: int
     version: str
-    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    orphans: int
+    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ..., orphans: _Optional[int] = ...) -> None: ...
 
 class Durable(_message.Message):
     __slots__ = ("seq",)
@@ -61,7 +63,7 @@ class Durable(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit")
+    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit", "adopt", "end_recovery", "keep")
     BEGIN_GRAPH_FIELD_NUMBER: _ClassVar[int]
     ADD_TASKS_FIELD_NUMBER: _ClassVar[int]
     SEAL_GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,9 @@ class Command(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    END_RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     begin_graph: BeginGraph
     add_tasks: AddTasks
     seal_graph: SealGraph
@@ -88,21 +93,26 @@ class Command(_message.Message):
     cancel: Cancel
     retry: Keys
     credit: Credit
-    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    adopt: Adopt
+    end_recovery: EndRecovery
+    keep: Keep
+    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., end_recovery: _Optional[_Union[EndRecovery, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class BeginGraph(_message.Message):
-    __slots__ = ("submission", "client", "generation", "submitted", "label")
+    __slots__ = ("submission", "client", "generation", "submitted", "label", "flags")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
     submission: str
     client: str
     generation: float
     submitted: float
     label: str
-    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., generation: _Optional[float] = ..., submitted: _Optional[float] = ..., label: _Optional[str] = ...) -> None: ...
+    flags: int
+    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., generation: _Optional[float] = ..., submitted: _Optional[float] = ..., label: _Optional[str] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class AddTasks(_message.Message):
     __slots__ = ("submission", "first_index", "keys", "specs", "flags", "dep_counts", "deps", "dependent_counts", "orders", "user_priorities", "groups", "new_groups", "shared", "new_shared")
@@ -204,6 +214,30 @@ class Cancel(_message.Message):
     force: bool
     def __init__(self, client: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., force: _Optional[bool] = ...) -> None: ...
 
+class Adopt(_message.Message):
+    __slots__ = ("epoch", "keys", "levels", "nbytes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    levels: _containers.RepeatedScalarFieldContainer[int]
+    nbytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., levels: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndRecovery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("names", "values")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, names: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Credit(_message.Message):
     __slots__ = ("ready", "total", "leases_seen")
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -215,7 +249,7 @@ class Credit(_message.Message):
     def __init__(self, ready: _Optional[int] = ..., total: _Optional[int] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready")
+    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +261,7 @@ class Result(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     added: _containers.RepeatedCompositeFieldContainer[Added]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
@@ -238,7 +273,18 @@ class Result(_message.Message):
     refused: _containers.RepeatedCompositeFieldContainer[Refused]
     queued: int
     ready: int
-    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ...) -> None: ...
+    adopted: _containers.RepeatedCompositeFieldContainer[Adopted]
+    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("key", "level", "lease")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    level: int
+    lease: Lease
+    def __init__(self, key: _Optional[bytes] = ..., level: _Optional[int] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class Added(_message.Message):
     __slots__ = ("submission", "first_index", "ids", "missing", "known")
@@ -525,6 +571,53 @@ class ExplainReply(_message.Message):
     wanted_by: _containers.RepeatedScalarFieldContainer[str]
     cause: TaskInfo
     def __init__(self, found: _Optional[bool] = ..., task: _Optional[_Union[TaskInfo, _Mapping]] = ..., reason: _Optional[str] = ..., waits_for: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., chain: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., ahead_in_queue: _Optional[int] = ..., wanted_by: _Optional[_Iterable[str]] = ..., cause: _Optional[_Union[TaskInfo, _Mapping]] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("kept", "graphs", "clients")
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    kept: _containers.RepeatedCompositeFieldContainer[KeptItem]
+    graphs: _containers.RepeatedCompositeFieldContainer[StoredGraph]
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kept: _Optional[_Iterable[_Union[KeptItem, _Mapping]]] = ..., graphs: _Optional[_Iterable[_Union[StoredGraph, _Mapping]]] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeptItem(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    value: bytes
+    def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class StoredGraph(_message.Message):
+    __slots__ = ("submission", "client", "flags", "generation", "tasks", "unfinished", "groups")
+    class GroupsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    submission: str
+    client: str
+    flags: int
+    generation: float
+    tasks: int
+    unfinished: int
+    groups: _containers.ScalarMap[str, int]
+    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., flags: _Optional[int] = ..., generation: _Optional[float] = ..., tasks: _Optional[int] = ..., unfinished: _Optional[int] = ..., groups: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetTasksRequest(_message.Message):
     __slots__ = ("keys", "with_spec")

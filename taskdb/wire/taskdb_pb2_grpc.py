@@ -64,6 +64,11 @@ class TaskDBStub:
                 request_serializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.SerializeToString,
                 response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.FromString,
                 _registered_method=True)
+        self.Restore = channel.unary_stream(
+                '/taskdb.v1.TaskDB/Restore',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.RestoreReply.FromString,
+                _registered_method=True)
 
 
 class TaskDBServicer:
@@ -109,6 +114,13 @@ class TaskDBServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """What a new scheduler goes on with, besides tasks: kept items, graphs, clients that want something.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TaskDBServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,6 +153,11 @@ def add_TaskDBServicer_to_server(servicer, server):
                     servicer.GetTasks,
                     request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.FromString,
                     response_serializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_stream_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.RestoreRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.RestoreReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +322,33 @@ class TaskDB:
             '/taskdb.v1.TaskDB/GetTasks',
             taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.SerializeToString,
             taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/Restore',
+            taskdb_dot_wire_dot_taskdb__pb2.RestoreRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

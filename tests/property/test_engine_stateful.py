@@ -407,7 +407,7 @@ class EngineMachine(RuleBasedStateMachine):
             ids_leased = sorted(task.id for task in self.model.tasks.values() if task.state == "leased")
         else:
             with self.store.read() as txn:
-                ids_leased = [int.from_bytes(key) for key, _ in txn.scan(Table.LEASES)]
+                ids_leased = [int.from_bytes(key) for key, _ in txn.scan(Table.HOLDS)]
         self.say(ids_leased, level)
 
     @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))

@@ -53,7 +53,7 @@ def put(table: Table, key: bytes, value: bytes) -> Callable[[WriteTxn], None]:
         ("states", change(state=1)),
         ("queues", remove_first(Table.READY)),
         ("queues", change(state=4)),
-        ("leases", put(Table.LEASES, ONE, ONE)),
+        ("holds", put(Table.HOLDS, ONE, ONE)),
         ("leases", change(state=3)),
         ("wants", remove_first(Table.WANTS)),
         ("wants", remove_first(Table.CLIENTS)),

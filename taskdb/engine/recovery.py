@@ -1,0 +1,134 @@
+"""A new scheduler goes on where an earlier one ended: it claims what workers still hold, and keeps what else a scheduler needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from taskdb.commands import Adopt, Adopted, Keep
+from taskdb.engine.leasing import lease_of
+from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, finish, hold, needed
+from taskdb.engine.work import Work
+from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
+from taskdb.limits import GROUPS_RESTORED_MAX, KEY_BYTES_MAX, SPEC_BYTES_MAX
+from taskdb.model import GraphFlag, Level
+from taskdb.store.base import ReadTxn
+from taskdb.store.codec import GraphStatus, TaskRecord, decode_client, decode_graph, decode_group, decode_kept, encode_kept
+from taskdb.store.schema import GRAPH_PART, U64, Table, digest
+
+_NBYTES_MAX = 2**63 - 1
+
+
+def adopt(work: Work, command: Adopt) -> None:
+    """Results first, so that what runs finds its inputs. Raises InvalidRequest; then nothing of it was applied."""
+    count = len(command.keys)
+    if len(command.levels) != count or (command.nbytes and len(command.nbytes) != count):
+        raise InvalidRequest(f"{len(command.levels)} levels and {len(command.nbytes)} sizes for {count} keys")
+    if any(level not in (Level.MEMORY, Level.HELD) for level in command.levels):
+        raise InvalidRequest("what a worker has is MEMORY or HELD")
+    limit = _first_id_after(work, command.epoch)
+    # IMPORTANT: all of it is taken before any lease is made: a result that proves another unneeded must not come too late.
+    taken: list[tuple[int, TaskRecord | None]] = []
+    for level in (Level.MEMORY, Level.HELD):
+        for i in (i for i, other in enumerate(command.levels) if other is level):
+            task = work.find(command.keys[i])
+            if task is not None and not _adopt(work, task, level, command.nbytes[i] if command.nbytes else -1, limit):
+                task = None
+            taken.append((i, task))
+    for i, task in taken:
+        level = command.levels[i]
+        work.result.adopted.append(Adopted(command.keys[i], level, None if task is None else lease_of(work, task)))
+
+
+def _first_id_after(work: Work, epoch: int) -> int:
+    """The first task id that was free when the epoch after this one began: what has a lower one was there while it lasted."""
+    data = work.txn.get(Table.EPOCHS, U64.pack(epoch + 1))
+    return 0 if data is None else int(U64.unpack(data)[0])
+
+
+def _adopt(work: Work, task: TaskRecord, level: Level, nbytes: int, limit: int) -> bool:
+    if task.id >= limit and not work.known_graph(task.graph).flags & GraphFlag.RESENT:
+        return False  # another task, of the same name
+    if task.state == ERRED or not needed(task):
+        return False
+    if level is Level.MEMORY:
+        if task.state != MEMORY:
+            finish(work, task, min(nbytes, _NBYTES_MAX))
+    elif task.state == MEMORY or (task.state != PROCESSING and (task.blocked_on or not _active(task))):
+        # Another worker has the result; or what it is computed from is not there any more, and would be when it is computed again.
+        return False
+    else:
+        hold(work, task)
+    claim(work, task)
+    return True
+
+
+def _active(task: TaskRecord) -> bool:
+    return task.state <= PROCESSING
+
+
+def keep(work: Work, command: Keep) -> None:
+    """Raises InvalidRequest, LimitExceeded; then nothing of it was applied."""
+    if len(command.names) != len(command.values):
+        raise InvalidRequest(f"{len(command.values)} values for {len(command.names)} names")
+    for name, value in zip(command.names, command.values, strict=True):
+        if not 0 < len(name) <= KEY_BYTES_MAX or len(value) > SPEC_BYTES_MAX:
+            raise LimitExceeded(f"a kept item has a name of 1 to {KEY_BYTES_MAX} bytes and a value of at most {SPEC_BYTES_MAX}")
+    for name, value in zip(command.names, command.values, strict=True):
+        key = digest(name)
+        old = work.txn.get(Table.KEPT, key)
+        if old is not None and decode_kept(old)[0] != name:
+            raise StoreCorrupt(f"kept items {decode_kept(old)[0]!r} and {name!r} have one digest")
+        if value:
+            work.txn.put(Table.KEPT, key, encode_kept(name, value))
+        elif old is not None:
+            work.txn.delete(Table.KEPT, key)
+
+
+def kept(txn: ReadTxn, section: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Names, with the section, and values; in no order."""
+    for _, data in txn.scan(Table.KEPT):
+        name, value = decode_kept(data)
+        if name.startswith(section):
+            yield name, value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A sealed submission, as a new scheduler needs to know it."""
+
+    submission: str
+    client: str
+    #: GraphFlag bits.
+    flags: int
+    generation: float
+    #: Tasks that exist, and those of them that are to be done.
+    tasks: int
+    unfinished: int
+    #: Tasks that exist, by group; at most GROUPS_RESTORED_MAX groups.
+    groups: dict[str, int]
+
+
+def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
+    for key, data in txn.scan(Table.GRAPHS):
+        number = int.from_bytes(key)
+        graph = decode_graph(number, data)
+        if graph.status != GraphStatus.SEALED:
+            continue
+        groups: dict[str, int] = {}
+        for _, data in txn.scan(Table.GROUPS, GRAPH_PART.pack(number, 0), GRAPH_PART.pack(number + 1, 0)):
+            live, name = decode_group(data)
+            if live:
+                groups[name] = live
+            if len(groups) == GROUPS_RESTORED_MAX:
+                break
+        unfinished = sum(graph.counts[:PROCESSING])
+        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive, unfinished, groups)
+
+
+def clients(txn: ReadTxn) -> Iterator[str]:
+    """Names of those that want something."""
+    for _, data in txn.scan(Table.CLIENTS):
+        client = decode_client(0, data)
+        if not client.internal and not client.dropped:
+            yield client.name

@@ -101,6 +101,10 @@ class Processes:
         self._spawned.append(spawned)
         return spawned
 
+    def ended(self, spawned: Spawned) -> None:
+        """It has ended as it was meant to."""
+        self._spawned.remove(spawned)
+
     def check(self) -> None:
         """Raise ProcessDied if any of them has ended."""
         for spawned in self._spawned:

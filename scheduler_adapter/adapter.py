@@ -7,13 +7,17 @@ import uuid
 
 from distributed.scheduler import Scheduler
 
+from scheduler_adapter import dask_extensions
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.clients import Clients
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.embedded import EmbeddedDaemon
 from scheduler_adapter.ingest.client import IngestProcess
+from scheduler_adapter.kept import Kept
 from scheduler_adapter.lookups import Lookups
 from scheduler_adapter.pager import Pager
+from scheduler_adapter.recovery import Recovery, Restored
+from scheduler_adapter.returning import Returning
 from scheduler_adapter.submissions import Submitter
 from taskdb.client import Session
 
@@ -29,6 +33,10 @@ class Adapter:
         self.undo = internals.Undo()
         self.daemon: EmbeddedDaemon | None = None
         self.session: Session | None = None
+        self.restored = Restored()
+        self.recovery: Recovery | None = None
+        self.returning: Returning | None = None
+        self.kept: Kept | None = None
         self.ingest = IngestProcess()
         self.pager = Pager(scheduler, config)
 
@@ -54,18 +62,31 @@ class Adapter:
                 await self.daemon.close()
             raise
         self.pager.session = self.session
+        self.pager.store = info.store_uuid
+        self.restored = await Restored.read(self.session, info.orphans)
         self.ingest.start()
         self._take_over()
         logger.info("taskdb: epoch %d on %s (store %s)", info.epoch, address, info.store_uuid)
 
     def _take_over(self) -> None:
         scheduler = self.scheduler
-        self.submitter = submitter = Submitter(scheduler, self.config, self.pager, self.ingest)
-        self.clients = Clients(scheduler, self.pager, submitter, self.undo)
+        self.returning = Returning(
+            scheduler, self.pager, self.undo, self.restored.kept, self.restored.graphs, self.config.clients_return_seconds
+        )
+        self.submitter = submitter = Submitter(scheduler, self.config, self.pager, self.ingest, self.returning)
+        self.clients = Clients(scheduler, self.pager, submitter, self.returning, self.undo)
         self.lookups = Lookups(scheduler, self.pager, self.undo)
         internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)
+        assert self.session is not None
+        generation = max((graph.generation for graph in self.restored.graphs), default=0.0)
+        dask_extensions.continue_numbers(scheduler, self.session.epoch, generation)
+        self.kept = Kept(scheduler, self.pager, self.undo, self.restored.kept, self.restored.clients)
+        self.recovery = Recovery(scheduler, self.config, self.pager, self.undo, self.restored)
+        self.returning.on_returned = self.recovery.client_returned
+        scheduler.add_plugin(self.recovery, name=self.recovery.name)
+        self.recovery.start_waiting()
         scheduler.taskdb = self
 
     def _state(self, state: str, detail: str) -> None:
@@ -82,9 +103,16 @@ class Adapter:
 
     async def close(self) -> None:
         scheduler = self.scheduler
+        if self.kept is not None:
+            self.kept.close()
         self.pager.close()
-        if self.pager.name in scheduler.plugins:
-            scheduler.remove_plugin(self.pager.name)
+        if self.recovery is not None:
+            self.recovery.close()
+        if self.returning is not None:
+            self.returning.close()
+        for name in (Recovery.name, self.pager.name):
+            if name in scheduler.plugins:
+                scheduler.remove_plugin(name)
         self.undo.run()
         await self.ingest.close()
         if self.session is not None:

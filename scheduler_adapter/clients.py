@@ -20,6 +20,7 @@ from scheduler_adapter.inbox import Inbox, Message
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
 from scheduler_adapter.residency import Submission
+from scheduler_adapter.returning import Returning
 from scheduler_adapter.submissions import Submitter
 from scheduler_adapter.window import Resident
 from taskdb.commands import (
@@ -44,10 +45,11 @@ _OVERTAKE = {"cancel-keys", "close-client"}
 
 
 class Clients:
-    def __init__(self, scheduler: Scheduler, pager: Pager, submitter: Submitter, undo: internals.Undo):
+    def __init__(self, scheduler: Scheduler, pager: Pager, submitter: Submitter, returning: Returning, undo: internals.Undo):
         self.scheduler = scheduler
         self.pager = pager
         self.submitter = submitter
+        self.returning = returning
         self.inboxes: dict[str, Inbox] = {}
         self._cancel_words: tuple[str, str] = ("", "")
         pager.on_cancelled = self._cancelled
@@ -93,17 +95,45 @@ class Clients:
 
     # ------------------------------------------------------------------------------------------------------ the inbox
 
-    def _receive(self, op: str, handler: Callable[..., Any], client: str, **kwargs: Any) -> None:
-        inbox = self.inboxes.get(client)
-        if client == FIRE_AND_FORGET:
+    def _receive(
+        self,
+        op: str,
+        handler: Callable[..., Any],
+        client: str,
+        taskdb_number: int = 0,
+        taskdb_sender: str = "",
+        **kwargs: Any,
+    ) -> None:
+        """`taskdb_number`: see `returning.py`. `taskdb_sender`: who says it, if `client` is somebody else."""
+        inbox = self.inboxes.get(taskdb_sender or client)
+        if client == FIRE_AND_FORGET and not taskdb_sender:
             # The message names no sender: it belongs behind the graph that brings its keys.
             wanted = set(kwargs.get("keys", ()))
             for other in self.inboxes.values():
                 if any(m.op == "update-graph" and wanted & set(m.kwargs["keys"]) for m in other.waiting()):
                     inbox = other
         if inbox is None:
-            inbox = self.inboxes[client] = Inbox(self._failed)
-        inbox.put(Message(op, handler, {"client": client, **kwargs}))
+            inbox = self.inboxes[taskdb_sender or client] = Inbox(self._failed)
+        if op == "update-graph":
+            kwargs["taskdb_number"] = taskdb_number
+        message = Message(op, handler, {"client": client, **kwargs})
+        try:
+            inbox.put(message)
+        except Exception as e:
+            if not taskdb_number:
+                raise
+            # The client would come back, and say it again.
+            self._failed(message, e)
+        self._handled(inbox, taskdb_sender or client, taskdb_number)
+
+    def _handled(self, inbox: Inbox | None, client: str, number: int) -> None:
+        """All that was put into the inbox so far takes effect; then the client may know."""
+        if not number:
+            return
+        if inbox is None:
+            self.returning.handled(client, number)
+        else:
+            inbox.put(Message("taskdb-handled", self.returning.handled, {"client": client, "number": number}))
 
     def _failed(self, message: Message, error: Exception) -> None:
         logger.error("message %s of client %s failed", message.op, message.kwargs.get("client"), exc_info=error)
@@ -148,7 +178,7 @@ class Clients:
 
     # --------------------------------------------------------------------------------------------------------- cancel
 
-    def cancel(self, keys: Collection[Any], client: str, force: bool, reason: str = "", msg: str = "") -> None:
+    def cancel(self, keys: Collection[Any], client: str, force: bool, reason: str = "", msg: str = "", taskdb_number: int = 0) -> None:
         """`cancel-keys`. The database knows all that depends on a key, so it says what is cancelled; stock's walk knows residents only."""
         keys = list(keys)
         logger.info("Client %s requests to cancel %d keys", client, len(keys))
@@ -159,16 +189,19 @@ class Clients:
         command = Cancel(client, pack_keys(keys), force)
         self.pager.send(command, urgent=True)
         inbox = self.inboxes.get(client)
-        if inbox is None or inbox.idle:
-            return
-        # A graph on its way: what is cancelled of it before it has come is not submitted at all; and once all is there, the cancel is said
-        # again, for what depends on the keys.
+        if inbox is not None and not inbox.idle:
+            self._cancel_on_its_way(command, keys, inbox)
+        self._handled(inbox, client, taskdb_number)
+
+    def _cancel_on_its_way(self, command: Cancel, keys: Collection[Any], inbox: Inbox) -> None:
+        """What is cancelled of a graph before it has come is not submitted at all; and once all is there, the cancel is said again, for
+        what depends on the keys."""
         cancelled = set(keys)
         for message in inbox.waiting():
             if message.op == "update-graph" and (hit := cancelled & set(message.kwargs["keys"])) and hit == set(message.kwargs["keys"]):
                 inbox.drop(message)
                 self._tell_cancelled(list(hit))
-        inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": client}))
+        inbox.put(Message("cancel-keys", lambda client: self.pager.send(command, urgent=True), {"client": command.client}))
 
     def _cancelled(self, cancelled: list[Cancelled]) -> None:
         """The database has ended these wants; do so here, and tell."""
@@ -266,6 +299,7 @@ class Clients:
         self._stock["remove_client"](client=client, stimulus_id=stimulus_id)
         self.pager.residency.needed_less(keys)
         self.pager.send(DropClient(client))
+        self.returning.forget(client)
 
     async def restart(self, **kwargs: Any) -> None:
         """`restart`: forget all tasks, here and on disk, then restart workers as stock does."""

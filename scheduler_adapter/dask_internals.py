@@ -309,6 +309,14 @@ class GroupLedger:
             c.states["waiting"] += count
             c._size += count
 
+    def done(self, name: str, count: int) -> None:
+        """Of those announced, so many are finished."""
+        group = self._scheduler.task_groups.get(name)
+        if group is not None:
+            for c in (group, group.prefix):
+                c.states["waiting"] -= count
+                c.states["released"] += count
+
     def retract(self, name: str, count: int) -> None:
         """Of those announced, `count` were not new."""
         group = self._scheduler.task_groups.get(name)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -21,7 +22,23 @@ from scheduler_adapter.keys import pack_key, pack_keys, unpack_key
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
-from taskdb.commands import Added, Blame, Cancelled, Command, Credit, Erred, Fail, Report, Result, Unwant, Want, WantState
+from taskdb.commands import (
+    Added,
+    Adopt,
+    Adopted,
+    Blame,
+    Cancelled,
+    Command,
+    Credit,
+    Erred,
+    Fail,
+    Report,
+    Result,
+    TakenWhole,
+    Unwant,
+    Want,
+    WantState,
+)
 from taskdb.model import Level, TaskState
 
 logger = logging.getLogger("distributed.taskdb")
@@ -30,6 +47,17 @@ logger = logging.getLogger("distributed.taskdb")
 FIRE_AND_FORGET = "fire-and-forget"
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
+
+
+@dataclass(eq=False)
+class Adopting:
+    """An Adopt under way."""
+
+    command: Adopt
+    on_answer: Callable[[Adopted], None]
+    done: asyncio.Future[None]
+    #: Keys that are not answered.
+    left: int
 
 
 class Pager(SchedulerPlugin):
@@ -46,8 +74,13 @@ class Pager(SchedulerPlugin):
         self.on_added: Callable[[Added], None] = lambda added: None
         self.on_cancelled: Callable[[list[Cancelled]], None] = lambda cancelled: None
         self.on_refused: Callable[[Any], None] = lambda refused: None
+        self.on_whole: Callable[[TakenWhole], None] = lambda whole: None
         #: Tasks on disk that are to run, and those of them that could run now, as of the last answer.
         self.backlog = 0
+        #: Which store it is: what workers hold for another one means nothing here.
+        self.store = ""
+        #: Workers may still bring what earlier schedulers held.
+        self.recovering = False
         self.ready_on_disk = 0
         #: Keys wanted by FIRE_AND_FORGET that are not done.
         self.fire_and_forget: set[Any] = set()
@@ -61,6 +94,7 @@ class Pager(SchedulerPlugin):
         self._ended_at: deque[tuple[int, Unwant]] = deque()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
+        self._adopting: dict[bytes, deque[Adopting]] = {}
         self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------------------------------------ to the database
@@ -153,10 +187,15 @@ class Pager(SchedulerPlugin):
             self._waiters.append((self.session.last_seq, waiter))
             await waiter
 
+    def next_seq(self) -> int:
+        """Number of the batch that carries, or carried, what has been queued so far."""
+        return 0 if self.session is None else self.session.last_seq + bool(self._pending)
+
     async def durable(self) -> None:
         """Return once everything queued so far is on disk, where reads see it (or the link is lost)."""
         await self.answered()
-        while self.session is not None and self.session.unacked and self.session.connected:
+        seq = self.session.last_seq if self.session is not None else 0
+        while self.session is not None and self.session.durable_seq < seq and self.session.connected:
             await asyncio.sleep(0.005)
 
     async def want(self, client: str, keys: Iterable[Any]) -> list[WantState]:
@@ -191,6 +230,7 @@ class Pager(SchedulerPlugin):
         """The daemon is back. Answers it gave before may be lost: ask again."""
         for client, key in self._asked:
             self._pending.append(Want(client, [key]))
+        self._pending.extend({id(asked): asked.command for waiting in self._adopting.values() for asked in waiting}.values())
         self.schedule(urgent=True)
 
     def close(self) -> None:
@@ -200,6 +240,30 @@ class Pager(SchedulerPlugin):
         self.session = None
         for _, waiter in self._waiters:
             waiter.cancel()
+        for waiting in self._adopting.values():
+            for asked in waiting:
+                asked.done.cancel()
+
+    async def adopt(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> None:
+        """Claim what a worker has. `on_answer` is called before any lease that comes with the answers is taken in."""
+        asked = Adopting(command, on_answer, self._loop.create_future(), len(command.keys))
+        for key in command.keys:
+            self._adopting.setdefault(key, deque()).append(asked)
+        self.send(command, urgent=True)
+        if command.keys:
+            await asked.done
+
+    def _on_adopted(self, answer: Adopted) -> None:
+        waiting = self._adopting.get(answer.key)
+        if not waiting:
+            return  # asked again, after the daemon died, and answered twice
+        asked = waiting.popleft()
+        if not waiting:
+            del self._adopting[answer.key]
+        asked.on_answer(answer)
+        asked.left -= 1
+        if not asked.left and not asked.done.done():
+            asked.done.set_result(None)
 
     # -------------------------------------------------------------------------------------------- from the scheduler
 
@@ -266,13 +330,22 @@ class Pager(SchedulerPlugin):
             self.on_refused(item)
         if result.cancelled:
             self.on_cancelled(result.cancelled)
+        for whole in result.whole:
+            self.on_whole(whole)
+        for answer in result.adopted:
+            self._on_adopted(answer)
         if result.release:
             by_id = self.window.by_id
             self.residency.release([r for id in result.release if (r := by_id.get(id)) is not None])
         if result.leases:
+            # What an earlier scheduler knew of.
+            self.fire_and_forget.update(unpack_key(lease.key) for lease in result.leases if FIRE_AND_FORGET in lease.clients)
             self.residency.page_in(result.leases)
+        unknown: dict[str, list[Any]] = {}
         for want in result.wants:
-            self._on_want(want)
+            self._on_want(want, unknown)
+        for client, keys in unknown.items():
+            self.tell_unknown(client, keys)
         for erred in result.erred:
             self.tell_erred(erred)
         for count in result.forgotten:
@@ -282,7 +355,8 @@ class Pager(SchedulerPlugin):
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters = [w for w in self._waiters if w[0] > seq]
-        while seq and self._ended_at and self._ended_at[0][0] <= seq:
+        # A daemon that dies before that says again what it knew before.
+        while self._ended_at and self._ended_at[0][0] <= self.session.durable_seq:
             _, command = self._ended_at.popleft()
             ending = self.residency.ending
             for key in command.keys:
@@ -301,7 +375,7 @@ class Pager(SchedulerPlugin):
             if self._not_idle:
                 self.schedule()
 
-    def _on_want(self, want: WantState) -> None:
+    def _on_want(self, want: WantState, unknown: dict[str, list[Any]]) -> None:
         for waiter in self._asked.pop((want.client, want.key), ()):
             if not waiter.done():
                 waiter.set_result(want)
@@ -314,8 +388,14 @@ class Pager(SchedulerPlugin):
         elif want.state is TaskState.ERRED:
             self.tell_erred(Erred(want.client, want.key, want.cause, want.payload))
         elif want.state is None and unpack_key(want.key) not in self.scheduler.tasks:
-            # Stock leaves a future of a key that nobody knows pending for ever.
-            self.scheduler.client_send(want.client, {"op": "cancelled-keys", "keys": [unpack_key(want.key)], "reason": "unknown key"})
+            unknown.setdefault(want.client, []).append(unpack_key(want.key))
+
+    def tell_unknown(self, client: str, keys: list[Any]) -> None:
+        """Stock leaves a future of a key that nobody knows pending for ever."""
+        if client in self.scheduler.client_comms:
+            names = ", ".join(repr(key) for key in keys[:5])
+            logger.warning("client %s wants %d tasks nobody knows; they are cancelled for it: %s", client, len(keys), names)
+            self.scheduler.client_send(client, {"op": "cancelled-keys", "keys": keys, "reason": "unknown key"})
 
     def tell_erred(self, erred: Erred) -> None:
         """A wanted task failed on disk: its client hears of it from us."""

@@ -79,19 +79,19 @@ class Residency:
         for lease in leases:
             key = unpack_key(lease.key)
             resident = self.window.by_key.get(key)
-            spec, annotations = self._spec(lease)
+            spec, annotations = self.spec(lease)
             if resident is not None and not resident.stub:
                 if not self._is_over(resident, lease, spec):
                     self._leased_again(resident, lease)
                     continue
                 self._end(resident)
                 resident = None
-            deps = self._dependencies(lease)
+            deps = self.dependencies(lease)
             if deps is None:
                 # A dependency left while the lease was under way: give it back.
                 self.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
                 continue
-            ts = self._enter(key, lease, resident, spec, annotations)
+            ts = self.enter(key, lease, resident, spec, annotations)
             internals.relink(ts, [dep.task for dep in deps])
             new.setdefault(lease.submission, []).append(ts)
             blamed = next((dep.task for dep in deps if dep.task.exception_blame is not None), None)
@@ -108,9 +108,9 @@ class Residency:
         # The last recommendation is taken first: so the best rank stands last.
         start.sort(key=lambda ts: ts.priority, reverse=True)
         recommendations.update({ts.key: "waiting" for ts in start})
-        self._move(recommendations, "taskdb-page-in")
+        self.move(recommendations, "taskdb-page-in")
 
-    def _dependencies(self, lease: Lease) -> list[Resident] | None:
+    def dependencies(self, lease: Lease) -> list[Resident] | None:
         """Residents the task depends on; None if one is not here."""
         by_id = self.window.by_id
         deps = []
@@ -121,7 +121,7 @@ class Residency:
             deps.append(dep)
         return deps
 
-    def _spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
+    def spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
         """The lease's run spec and annotations."""
         shared = self._read_shared(lease.shared) if lease.shared else None
         data = unshrink(lease.spec, shared.dictionary) if shared is not None else lease.spec
@@ -142,7 +142,7 @@ class Residency:
                 internals.unhold(ts, cs)
         self._let_go(resident, ts)
 
-    def _enter(self, key: Any, lease: Lease, stub: Resident | None, spec: StoredSpec, annotations: dict[str, Any]) -> DaskTask:
+    def enter(self, key: Any, lease: Lease, stub: Resident | None, spec: StoredSpec, annotations: dict[str, Any]) -> DaskTask:
         submission = self.submissions.get(lease.submission)
         if stub is not None:
             resident, ts = stub, stub.task
@@ -157,19 +157,29 @@ class Residency:
             resident = Resident(key, lease.id, ts, paged=True, told=Level.HELD, submission=lease.submission)
             self.ledger.enters(ts)
             self.window.add(resident)
-        resident.dependents = lease.dependents
-        self._counting = True
-        rank = lease.rank
-        ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
+        self.count_dependents(resident, lease)
         if annotations:
             internals.annotate(self.scheduler, ts, annotations)
+        self.rank(ts, lease)
+        resident.failures = (ts.retries, ts.suspicious)
+        internals.hold(ts, self.holder)
+        self.want(ts, lease.key, lease.clients)
+        self.window.leased.add(resident)
+        return ts
+
+    def count_dependents(self, resident: Resident, lease: Lease) -> None:
+        # One that a client wants that has not come back (yet) is not kept by that client here: only the database knows.
+        absent = any(internals.client_state(self.scheduler, client) is None for client in lease.clients)
+        resident.dependents = None if absent else lease.dependents
+        self._counting = True
+
+    def rank(self, ts: DaskTask, lease: Lease) -> None:
+        """Its place in the order, and how often it may fail and has failed."""
+        rank = lease.rank
+        ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
-        internals.hold(ts, self.holder)
-        self._want(ts, lease.key, lease.clients)
-        self.window.leased.add(resident)
-        return ts
 
     def wanted_again(self, client: str, keys: Any) -> None:
         """A client that let go of these wants them again: what the database says of its wants is no longer old."""
@@ -177,7 +187,7 @@ class Residency:
             for key in keys:
                 self.ending.pop((client, pack_key(key)), None)
 
-    def _want(self, ts: DaskTask, key: bytes, clients: list[str]) -> list[str]:
+    def want(self, ts: DaskTask, key: bytes, clients: list[str]) -> list[str]:
         """Let these clients want it. Returns those that did not."""
         new = []
         for client in clients:
@@ -203,16 +213,16 @@ class Residency:
         if resident.id != lease.id:
             # The daemon died before the first id was on disk; or the task was forgotten and this is another one, which only its spec tells.
             self.window.identify(resident, lease.id)
-        for cs in self._want(ts, lease.key, lease.clients):
+        for cs in self.want(ts, lease.key, lease.clients):
             self.scheduler.report_on_key(ts=ts, client=cs)
         resident.dependents = None
         if ts.state in ("erred", "released"):
-            deps = self._dependencies(lease)
+            deps = self.dependencies(lease)
             if deps is None:
                 # A dependency left while the lease was under way: give it back.
                 resident.told = Level.HELD
                 ts.has_lost_dependencies = True
-                self._move({ts.key: "forgotten"}, "taskdb-retry")
+                self.move({ts.key: "forgotten"}, "taskdb-retry")
                 return
             self._start_again(resident, [dep.task for dep in deps])
         self.window.tell_again([resident])
@@ -230,11 +240,11 @@ class Residency:
         blamed = next((dep for dep in deps if dep.exception_blame is not None), None)
         if blamed is not None:
             ts.exception_blame = blamed.exception_blame
-            self._move({ts.key: "erred"}, "taskdb-retry")
+            self.move({ts.key: "erred"}, "taskdb-retry")
         else:
-            self._move({ts.key: "waiting"}, "taskdb-retry")
+            self.move({ts.key: "waiting"}, "taskdb-retry")
 
-    def _move(self, recommendations: dict[Any, Any], stimulus_id: str) -> None:
+    def move(self, recommendations: dict[Any, Any], stimulus_id: str) -> None:
         if recommendations:
             self.scheduler.transitions(recommendations, stimulus_id)
             self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
@@ -348,7 +358,7 @@ class Residency:
         internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
         if resident.task is not None:
             # Nobody held it any more: stock has no reason to look at it.
-            self._move({ts.key: "forgotten"}, "taskdb-release")
+            self.move({ts.key: "forgotten"}, "taskdb-release")
 
     def shared(self, keys: Any) -> None:
         """Tasks on disk begin to need these: stock must not release them, nor we by an old count."""

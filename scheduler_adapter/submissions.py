@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,11 +29,12 @@ from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
+from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
 from taskdb.commands import BeginGraph, SealGraph, Unwant
 from taskdb.errors import Unavailable
-from taskdb.model import Level
+from taskdb.model import GraphFlag, Level
 
 logger = logging.getLogger("distributed.taskdb")
 
@@ -43,11 +43,12 @@ INLINE_TASKS = 16
 
 
 class Submitter:
-    def __init__(self, scheduler: Scheduler, config: AdapterConfig, pager: Pager, ingest: IngestProcess):
+    def __init__(self, scheduler: Scheduler, config: AdapterConfig, pager: Pager, ingest: IngestProcess, returning: Returning):
         self.scheduler = scheduler
         self.config = config
         self.pager = pager
         self.ingest = ingest
+        self.returning = returning
         self.arrivals = Arrivals(scheduler, pager)
 
     async def take(
@@ -64,8 +65,17 @@ class Submitter:
         code: Any = (),
         annotations: dict[str, Any] | None = None,
         stimulus_id: str | None = None,
+        taskdb_submission: str | None = None,
+        taskdb_resent: bool = False,
+        taskdb_number: int = 0,
     ) -> None:
-        """Stock's `update_graph`. Errors go to the client as stock sends them; nothing is raised."""
+        """Stock's `update_graph`. Errors go to the client as stock sends them; nothing is raised.
+
+        `taskdb_submission`: the client's name for it, at most SUBMISSION_BYTES_MAX; `taskdb_resent`: it has been sent before, to another
+        scheduler; `taskdb_number`: see `returning.py`.
+        """
+        if taskdb_resent and self.returning.was_taken(taskdb_submission):
+            return
         scheduler = self.scheduler
         start = time()
         stimulus_id = stimulus_id or f"update-graph-{start}"
@@ -83,10 +93,13 @@ class Submitter:
             annotations,
             stimulus_id,
             start,
+            number=taskdb_number,
+            resent=taskdb_resent,
         )
         internals.graph_update_begins(scheduler)
         event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}
         try:
+            details.name = self.returning.name(taskdb_submission)
             graph = await self._read_here(expr_ser, details)
             if graph is None:
                 tasks = await self._take_large(expr_ser, details)
@@ -134,11 +147,14 @@ class Submitter:
 
     def room(self) -> int:
         """What is left of the window's budget."""
+        if self.pager.recovering:
+            return 0  # a task that is known on disk may be running on a worker that has yet to say so
         return self.config.window - len(self.scheduler.tasks)
 
     # ---------------------------------------------------------------------------------------------------------- small
 
     async def _take_small(self, graph: Graph, details: _Details) -> int | None:
+        details.whole = graph.has_p2p
         must_follow = graph.has_p2p or bool(details.actors)
         if must_follow:
             await self._residents_ready(graph, details.name)
@@ -252,7 +268,7 @@ class Submitter:
         keys = [*graph.external, *graph.dsk]
         names: list[str] = []
         pager.residency.submissions[details.name] = submission
-        commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id)]
+        commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id, details.flags)]
         try:
             for run in runs(graph, details.name, held=submission.followed):
                 names.extend(run.new_groups)
@@ -269,7 +285,9 @@ class Submitter:
             self.arrivals.abort(details.name)
             raise
         submission.sealed = True
-        pager.send(*commands, SealGraph(details.name), urgent=not submission.followed)
+        pager.send(
+            *commands, SealGraph(details.name), *self.returning.mark(details.client, details.number), urgent=not submission.followed
+        )
 
     # ---------------------------------------------------------------------------------------------------------- large
 
@@ -288,6 +306,7 @@ class Submitter:
             "generation": generation,
             "submitted": details.start,
             "label": details.stimulus_id,
+            "flags": details.flags,
             "address": pager.session.address,
             "epoch": pager.session.epoch,
             "config": dask.config.config,
@@ -430,6 +449,14 @@ class _Details:
     annotations: dict[str, Any] | None
     stimulus_id: str
     start: float
+    #: The message's number, 0 if it has none.
+    number: int = 0
+    resent: bool = False
+    #: Name of the submission in the database.
+    name: str = ""
+    #: The scheduler can only hold it whole, also after a restart.
+    whole: bool = False
 
-    def __post_init__(self) -> None:
-        self.name = f"{uuid.uuid4().hex}"
+    @property
+    def flags(self) -> int:
+        return (GraphFlag.RESENT if self.resent else 0) | (GraphFlag.WHOLE if self.whole else 0)

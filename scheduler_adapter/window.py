@@ -17,7 +17,7 @@ _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEAS
 class Resident:
     """One task of the database that is in the scheduler's `tasks`, or has just left."""
 
-    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept")
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept", "failures")
 
     def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
         self.key = key
@@ -39,6 +39,8 @@ class Resident:
         self.dependents: int | None = None
         #: The database named it for release, and it was needed here: to be told again when it is not.
         self.kept = False
+        #: What the database knows with it: retries left, and how often a worker died of it. None: whatever is first seen.
+        self.failures: tuple[int, int] | None = None
 
     def level(self) -> Level:
         task = self.task
@@ -93,9 +95,12 @@ class Window:
                 later[resident] = None
                 continue
             level = resident.level()
-            if level is not resident.told:
+            task = resident.task
+            failures = resident.failures if task is None else (task.retries, task.suspicious)
+            if level is not resident.told or (failures != resident.failures and resident.failures is not None):
                 resident.told = level
                 out.append((resident, level))
+            resident.failures = failures
         self.changed = later
         return out
 

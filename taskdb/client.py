@@ -28,7 +28,7 @@ from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.channel import OPTIONS, READ_SECONDS, call_error, raise_if_cancelled, unreachable
+from taskdb.wire.channel import OPTIONS, READ_SECONDS, call_error, open_channel, raise_if_cancelled, unreachable
 from taskdb.wire.convert import Refused, SharedBlobs
 from taskdb.wire.reader import Client
 
@@ -95,6 +95,7 @@ class Session:
         on_result: Callable[[c.Result, int, list[Refused]], None],
         on_state: Callable[[str, str], None],
         held: Callable[[], Sequence[int]],
+        channel: Callable[[str], Any] = open_channel,
     ):
         self.address = address
         self.scheduler_id = scheduler_id
@@ -104,9 +105,13 @@ class Session:
         self._on_result = on_result
         self._on_state = on_state
         self._held = held
+        #: Makes a gRPC channel, or what behaves like one, to an address.
+        self._open_channel = channel
         self._seq = 0
         #: Last seq whose Result was delivered.
         self._answered = 0
+        #: Last seq that is on disk.
+        self.durable_seq = 0
         #: Batches that are not durable, oldest first.
         self._unacked: deque[tuple[int, pb.SessionRequest]] = deque()
         #: Batches to be written to the link, oldest first.
@@ -148,7 +153,7 @@ class Session:
         """Begin an epoch. Raises Unavailable (naming address and remedy) if there is no daemon in time."""
         if self._channel is not None:
             raise InvalidRequest("a Session is attached once")
-        self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        self._channel = self._open_channel(self.address)
         deadline = time.monotonic() + timeout_seconds
         pause = BACKOFF_SECONDS_MIN
         try:
@@ -257,6 +262,7 @@ class Session:
         self._on_result(result, seq, refused)
 
     def _durable(self, seq: int) -> None:
+        self.durable_seq = max(self.durable_seq, seq)
         unacked = self._unacked
         while unacked and unacked[0][0] <= seq:
             unacked.popleft()

@@ -169,6 +169,16 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeWhole:
+    """A new scheduler takes in what is left to do of a WHOLE submission, as one unit: nothing an earlier scheduler held of it counts.
+
+    Answered with one TakenWhole. In one step, however large the submission is. An unknown submission has nothing left to do.
+    """
+
+    submission: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndRecovery:
     """No more workers of earlier schedulers are waited for: what nobody has claimed by Adopt is lost, or not begun. In bounded steps."""
 
@@ -215,6 +225,7 @@ Command = (
     | Cancel
     | Retry
     | Adopt
+    | TakeWhole
     | EndRecovery
     | Keep
     | Credit
@@ -270,6 +281,14 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenWhole:
+    """Answer to TakeWhole: its tasks that are to be done, all leased, dependencies first."""
+
+    submission: str
+    leases: list[Lease]
+
+
+@dataclass(frozen=True, slots=True)
 class WantState:
     """Answer to Want. `state` is None if the key is unknown; `cause` is the key that failed, if ERRED, with its payload."""
 
@@ -321,11 +340,12 @@ class Result:
     cancelled: list[Cancelled] = field(default_factory=list)
     forgotten: list[GroupCount] = field(default_factory=list)
     adopted: list[Adopted] = field(default_factory=list)
+    whole: list[TakenWhole] = field(default_factory=list)
     #: Tasks in the queues after this, and those of them whose dependencies are all in memory.
     queued: int = 0
     ready: int = 0
 
     def __bool__(self) -> bool:
         return bool(
-            self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten or self.adopted
+            self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten or self.adopted or self.whole
         )

@@ -61,6 +61,10 @@ STORE_BYTES_MAX = 64 * 1024 * MIB
 STORE_MAP_BYTES = 1024 * 1024 * MIB
 #: Snapshot readers at a time (LMDB's reader slots).
 READERS_MAX = 256
+#: Write transactions between two looks for reader slots whose process is gone (some microseconds each).
+READERS_CHECKED_WRITES = 1_000
+#: Items of background work in one transaction of `taskdb recover`: some seconds, some tens of MiB.
+RECOVER_STEP_ITEMS = 20_000
 
 #: Tasks on one page of a listing.
 LIST_TASKS_MAX = 1_000

@@ -17,8 +17,8 @@ PACKAGES = ("taskdb", "scheduler_adapter", "bench", "demo", "tests")
 PURE = ("taskdb/engine/", "scheduler_adapter/core/")
 IMPURE = frozenset(("asyncio", "threading", "grpc", "google", "lmdb", "dask", "distributed", "time", "random", "os", "logging"))
 WIRE = ("taskdb/wire/", "taskdb/server/", "taskdb/client.py")
-#: The only place that touches private names of distributed.
-INTERNALS = "scheduler_adapter/dask_internals"
+#: The only places that touch private names of distributed.
+INTERNALS = "scheduler_adapter/dask_"
 LINES_MAX = 500
 #: Files that may be longer, each with its reason.
 LONGER: dict[str, str] = {

@@ -123,7 +123,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
 
     with Ingest(job["address"], job["epoch"], added) as stream:
         try:
-            stream.begin(BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"]))
+            stream.begin(BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"]))
             for run in runs(graph, submission, held=False, consume=True):
                 names.extend(run.new_groups)
                 stream.add(run)

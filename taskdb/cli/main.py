@@ -10,6 +10,7 @@ import click
 
 import taskdb
 from taskdb.cli import exits
+from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status, tasks
 from taskdb.cli.serve import serve
 from taskdb.errors import TaskDBError
@@ -28,6 +29,10 @@ cli.add_command(serve)
 cli.add_command(status)
 cli.add_command(tasks)
 cli.add_command(explain)
+cli.add_command(verify)
+cli.add_command(backup)
+cli.add_command(restore)
+cli.add_command(recover)
 
 
 def main() -> NoReturn:

@@ -48,6 +48,13 @@ def show_bytes(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def show_seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:,.1f} h"
+
+
 def show_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds") if seconds else "-"
 

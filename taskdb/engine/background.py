@@ -31,7 +31,7 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
     if kind == Todo.ABORT:
         return abort_some(work, a, cursor, items_max)
     if kind == Todo.GIVE_BACK:
-        return _give_back(work, a, cursor, items_max)
+        return _give_back(work, cursor, items_max)
     if kind == Todo.END:
         return end_some(work, a, items_max)
     task = work.task(b if kind == Todo.CANCEL else a)
@@ -56,19 +56,19 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
     return 1
 
 
-def _give_back(work: Work, epoch: int, cursor: int, items_max: int) -> int:
-    """What epochs before `epoch` held is let go of: it is queued again, if it is needed; data is lost."""
+def _give_back(work: Work, cursor: int, items_max: int) -> int:
+    """What earlier epochs held is let go of: it is queued again, if it is needed; data is lost."""
     items = 0
-    # The table is written when the records are flushed, never here.
-    for key, data in work.txn.scan(Table.HOLDS, U64.pack(cursor)):
+    current = U64.pack(work.epoch)
+    # The table is written when the records are flushed, never here: so it may name what has changed since.
+    for key, owner in work.txn.scan(Table.HOLDS, U64.pack(cursor)):
         if items == items_max:
-            work.push(Todo.GIVE_BACK, epoch, 0, int.from_bytes(key))
+            work.push(Todo.GIVE_BACK, work.epoch, 0, int.from_bytes(key))
             return items
         items += 1
-        if int.from_bytes(data) < epoch:
+        if owner != current:
             task = work.task(int.from_bytes(key))
-            if task is not None and task.stored_held and not task.reclaim:
+            if task is not None and work.is_orphan(task):
                 put_back(work, task)
-    if epoch == work.epoch:
-        work.end_recovery()
+    work.end_recovery()
     return items

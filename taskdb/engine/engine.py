@@ -27,7 +27,7 @@ from taskdb.limits import (
 )
 from taskdb.store.base import ReadTxn, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_graph
-from taskdb.store.schema import U64, Meta, Table, meta_key
+from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
 
 #: (position of the command, its submission or "", kind, message)
 Refused = tuple[int, str, str, str]
@@ -71,8 +71,13 @@ class Engine:
         for key, _ in list(txn.scan(Table.SESSIONS)):
             txn.delete(Table.SESSIONS, key)
         txn.put(Table.EPOCHS, U64.pack(epoch), txn.get(Table.META, meta_key(Meta.NEXT_TASK)) or U64.pack(1))
+        # What the last one had yet to give back, workers may bring to this one.
+        for key, _ in list(txn.scan(Table.TODO, TODO_KEY.pack(Todo.GIVE_BACK, 0, 0), TODO_KEY.pack(Todo.GIVE_BACK + 1, 0, 0))):
+            txn.delete(Table.TODO, key)
         if txn.count(Table.HOLDS):
             txn.put(Table.META, meta_key(Meta.RECOVERING), U64.pack(epoch))
+        else:
+            txn.delete(Table.META, meta_key(Meta.RECOVERING))
         work = self._work(txn, epoch)
         for key, data in list(txn.scan(Table.GRAPHS)):
             if decode_graph(0, data).status == GraphStatus.OPEN:
@@ -164,11 +169,13 @@ class Engine:
                 reports.retry(work, command)
             case c.Adopt():
                 recovery.adopt(work, command)
+            case c.TakeWhole():
+                recovery.take_whole(work, command.submission)
             case c.EndRecovery():
                 if work.recovering:
                     work.push(Todo.GIVE_BACK, work.epoch)
             case c.Keep():
-                recovery.keep(work, command)
+                recovery.keep(work, command, self._free_bytes)
             case c.Credit():
                 # Credit is what the caller knows when it calls `lease`; there is nothing to store.
                 pass
@@ -211,10 +218,10 @@ class Engine:
                 claim(work, task)
             elif not needed(task):
                 work.result.release.append(task_id)
-            elif task.state != MEMORY:
-                hold(work, task)
-            else:
+            elif task.state == MEMORY:
                 claim(work, task)
+            else:
+                hold(work, task)
         for key, data in txn.scan(Table.HOLDS):
             task_id = int.from_bytes(key)
             if task_id in held or int.from_bytes(data) != epoch:

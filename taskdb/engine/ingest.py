@@ -272,7 +272,9 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     _check_deps(graph, command, dep_counts)
     ids_before = _resolve_old(work, graph, command)
     if free_bytes is not None:
-        _check_room(command, free_bytes())
+        size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_shared))
+        size += len(command.keys) * TASK_BYTES_ESTIMATE + len(command.deps) * 16
+        check_room(free_bytes(), size, f"{len(command.keys)} tasks")
 
     missing = _missing(work, command)
     if missing:
@@ -358,13 +360,12 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     work.result.added.append(Added(command.submission, first_index, ids, [], known_at))
 
 
-def _check_room(command: AddTasks, free_bytes: int) -> None:
-    size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_shared))
-    size += len(command.keys) * TASK_BYTES_ESTIMATE + len(command.deps) * 16
+def check_room(free_bytes: int, size: int, what: str) -> None:
+    """Raises NoRoom."""
     if free_bytes - size < STORE_RESERVE_BYTES:
         raise NoRoom(
             f"{free_bytes} bytes are left in the store, and {STORE_RESERVE_BYTES} of them are kept for graphs that are running: "
-            f"no room for {len(command.keys)} tasks of about {size} bytes"
+            f"no room for {what} of about {size} bytes"
         )
 
 
@@ -394,7 +395,7 @@ def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps:
         task.expected += expected
         task.dirty = True
         graph.expected += expected
-    if flag & _HELD and task.state != MEMORY:
+    if flag & _HELD and (task.state != MEMORY or work.is_orphan(task)):
         work.flush_dependents()
         hold(work, task)
 

@@ -181,17 +181,25 @@ def wants(snap: Snapshot) -> Iterator[str]:
 
 def keys(snap: Snapshot) -> Iterator[str]:
     """Every task is found by its key, and no key leads elsewhere."""
-    names = {int.from_bytes(key): name for key, name in snap.txn.scan(Table.NAMES)}
-    for task_id in names.keys() ^ snap.tasks.keys():
-        yield f"task {task_id} and its key: only one exists"
-    if len(set(names.values())) != len(names):
-        yield "a key has two tasks"
-    right: dict[bytes, set[int]] = {}
-    for task_id, name in names.items():
-        right.setdefault(digest(name), set()).add(task_id)
-    stored = {key: set(decode_ids(data)) for key, data in snap.txn.scan(Table.KEYS)}
-    if stored != right:
-        yield f"digests lead to {stored}, not to {right}"
+    found = 0
+    for key, data in snap.txn.scan(Table.KEYS):
+        ids = decode_ids(data)
+        found += len(ids)
+        names = [snap.txn.get(Table.NAMES, U64.pack(task_id)) for task_id in ids]
+        if len(set(names)) != len(names):
+            yield f"a key has two tasks of {ids}"
+        for task_id, name in zip(ids, names):
+            if name is None or digest(name) != key:
+                yield f"digest {key.hex()} leads to task {task_id}, which has another key or none"
+    named = 0
+    for id_key, name in snap.txn.scan(Table.NAMES):
+        named += 1
+        if int.from_bytes(id_key) not in snap.tasks:
+            yield f"task {int.from_bytes(id_key)} has a key and does not exist"
+        if int.from_bytes(id_key) not in decode_ids(snap.txn.get(Table.KEYS, digest(name)) or b""):
+            yield f"task {int.from_bytes(id_key)} is not found by its key"
+    if not found == named == len(snap.tasks):
+        yield f"{len(snap.tasks)} tasks have {named} keys, which lead to {found} tasks"
 
 
 def errors(snap: Snapshot) -> Iterator[str]:
@@ -221,23 +229,29 @@ def orphans(snap: Snapshot) -> Iterator[str]:
 
 def graphs(snap: Snapshot) -> Iterator[str]:
     """Counts by state, of wanted and of expected equal a recount; ended graphs are gone; names lead to what is not aborted."""
+    states: Counter[tuple[int, int]] = Counter()
     groups: Counter[tuple[int, int]] = Counter()
+    wanted: Counter[int] = Counter()
+    expected: Counter[int] = Counter()
+    for task in snap.tasks.values():
+        states[task.graph, task.state] += 1
+        groups[task.graph, task.group] += task.group != NO_GROUP
+        wanted[task.graph] += task.wants > 0
+        expected[task.graph] += task.expected
     for graph in snap.graphs.values():
-        own = [task for task in snap.tasks.values() if task.graph == graph.id]
-        counts = Counter(task.state for task in own)
-        if graph.counts != [counts[state] for state in TaskState]:
-            yield f"graph {graph.id}: counts are {graph.counts}, counted {dict(counts)}"
-        if graph.wanted != sum(task.wants > 0 for task in own):
-            yield f"graph {graph.id}: wanted is {graph.wanted}"
-        if graph.expected != sum(task.expected for task in own):
-            yield f"graph {graph.id}: expected is {graph.expected}, counted {sum(task.expected for task in own)}"
+        counts = [states[graph.id, state] for state in TaskState]
+        if graph.counts != counts:
+            yield f"graph {graph.id}: counts are {graph.counts}, counted {counts}"
+        if graph.wanted != wanted[graph.id]:
+            yield f"graph {graph.id}: wanted is {graph.wanted}, counted {wanted[graph.id]}"
+        if graph.expected != expected[graph.id]:
+            yield f"graph {graph.id}: expected is {graph.expected}, counted {expected[graph.id]}"
         if graph.expected and graph.status == GraphStatus.SEALED and not snap.due(Todo.UNEXPECT, graph.id):
             yield f"graph {graph.id} is sealed and expects {graph.expected}"
         if graph.ended and not snap.due(Todo.END, graph.id):
             yield f"graph {graph.id} has ended"
         if (graph.status == GraphStatus.ABORTED) != snap.due(Todo.ABORT, graph.id):
             yield f"graph {graph.id}: aborted, against todo"
-        groups.update((graph.id, task.group) for task in own if task.group != NO_GROUP)
     for key, data in snap.txn.scan(Table.GROUPS):
         part = GRAPH_PART.unpack(key)
         if decode_group(data)[0] != groups[part]:

@@ -10,7 +10,7 @@ from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
 from taskdb.limits import LEASE_PARKED_MAX
-from taskdb.store.codec import PARKED, TaskRecord, decode_rank
+from taskdb.store.codec import PARKED, REVIVED, TaskRecord, decode_rank
 from taskdb.store.schema import RANK_BYTES, U64, Table
 
 _QUEUED = 2
@@ -22,7 +22,7 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
         task.id,
         work.key(task.id),
         work.txn.get(Table.SPECS, U64.pack(task.id)) or b"",
-        task.flags,
+        task.flags & ~(PARKED | REVIVED),
         decode_rank(task.rank),
         list(work.deps(task)),
         work.group_name(task.graph, task.group),
@@ -57,7 +57,7 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
         task = work.known_task(item[1])
         if task.state != _QUEUED:
             raise InvariantBroken(f"task {task.id} stands in a queue in state {task.state}")
-        if work.recovering and any(work.is_orphan(dep) for dep in work.deps(task)):
+        if work.recovering and any(work.is_orphan(work.known_task(dep)) for dep in work.deps(task)):
             # The scheduler has not got its inputs (yet). Whoever claims them, or gives them back, puts it into a queue again.
             task.flags |= PARKED
             task.dirty = True

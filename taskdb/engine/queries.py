@@ -15,6 +15,7 @@ from taskdb.model import TaskState
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
     NO_GROUP,
+    PARKED,
     ErrorRecord,
     GraphRecord,
     GraphStatus,
@@ -326,6 +327,11 @@ def _chain(reader: _Reader, task: TaskRecord, limit: int) -> list[TaskInfo]:
 
 
 def _reason(reader: _Reader, task: TaskRecord, answer: Explanation) -> str:
+    owner = reader.txn.get(Table.HOLDS, U64.pack(task.id))
+    if owner is not None and owner != reader.txn.get(Table.META, meta_key(Meta.EPOCH)):
+        return f"{TaskState(task.state).name.lower()}: with a scheduler that is gone; a worker may bring it to this one, else it is given back"
+    if task.flags & PARKED:
+        return "queued: what it depends on was with a scheduler that is gone; a worker may bring that to this one, else it is given back"
     if task.state == TaskState.WAITING:
         end = f"; the chain ends at {key_text(answer.chain[-1].key)} ({answer.chain[-1].state})" if answer.chain else ""
         return f"waiting: {task.blocked_on} of its dependencies are neither in memory nor with the scheduler{end}"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from taskdb.commands import Adopt, Adopted, Keep
+from taskdb.commands import Adopt, Adopted, Keep, TakenWhole
+from taskdb.engine.background import drain
+from taskdb.engine.ingest import check_room
 from taskdb.engine.leasing import lease_of
-from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, finish, hold, needed
+from taskdb.engine.refs import find_graph, find_index
+from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, finish, hold, needed, put_back
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
 from taskdb.limits import GROUPS_RESTORED_MAX, KEY_BYTES_MAX, SPEC_BYTES_MAX
-from taskdb.model import GraphFlag, Level
+from taskdb.model import GraphFlag, Level, TaskState
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import GraphStatus, TaskRecord, decode_client, decode_graph, decode_group, decode_kept, encode_kept
 from taskdb.store.schema import GRAPH_PART, U64, Table, digest
 
 _NBYTES_MAX = 2**63 - 1
+#: More items of background work than there can be.
+ALL_ITEMS = 2**63
 
 
 def adopt(work: Work, command: Adopt) -> None:
@@ -41,7 +46,10 @@ def adopt(work: Work, command: Adopt) -> None:
 
 
 def _first_id_after(work: Work, epoch: int) -> int:
-    """The first task id that was free when the epoch after this one began: what has a lower one was there while it lasted."""
+    """The first task id that was free when the epoch after this one began: what has a lower one was there while it lasted. 0 if that is
+    not known, or it has not ended."""
+    if epoch >= work.epoch:
+        return 0
     data = work.txn.get(Table.EPOCHS, U64.pack(epoch + 1))
     return 0 if data is None else int(U64.unpack(data)[0])
 
@@ -51,29 +59,62 @@ def _adopt(work: Work, task: TaskRecord, level: Level, nbytes: int, limit: int) 
         return False  # another task, of the same name
     if task.state == ERRED or not needed(task):
         return False
+    graph = work.known_graph(task.graph)
+    if graph.flags & GraphFlag.WHOLE and any(graph.counts[:PROCESSING]):
+        return False  # it begins anew, all of it
     if level is Level.MEMORY:
-        if task.state != MEMORY:
-            finish(work, task, min(nbytes, _NBYTES_MAX))
-    elif task.state == MEMORY or (task.state != PROCESSING and (task.blocked_on or not _active(task))):
-        # Another worker has the result; or what it is computed from is not there any more, and would be when it is computed again.
-        return False
-    else:
+        if task.state == PROCESSING and not work.is_orphan(task):
+            return False  # the scheduler is having it computed
+        finish(work, task, min(nbytes, _NBYTES_MAX))
+    elif task.state in (QUEUED, PROCESSING):
         hold(work, task)
-    claim(work, task)
+    else:
+        # Another worker has the result; or what it is computed from is not there any more, and will be when it is computed again.
+        return False
     return True
 
 
-def _active(task: TaskRecord) -> bool:
-    return task.state <= PROCESSING
+def take_whole(work: Work, submission: str) -> None:
+    graph = work.graph(find_graph(work.txn, submission))
+    leases = []
+    if graph is not None:
+        for state in (TaskState.PROCESSING, TaskState.MEMORY):
+            for task in _tasks(work, graph.id):
+                if task.state == state:
+                    put_back(work, task)
+        # What of it is needed shows once all the rest is done.
+        drain(work, ALL_ITEMS)
+        for task in _tasks(work, graph.id):
+            if task.state <= QUEUED:
+                hold(work, task)
+        leases = [lease_of(work, task) for task in _tasks(work, graph.id) if task.state == PROCESSING]
+    work.result.whole.append(TakenWhole(submission, leases))
 
 
-def keep(work: Work, command: Keep) -> None:
-    """Raises InvalidRequest, LimitExceeded; then nothing of it was applied."""
+def _tasks(work: Work, graph_id: int) -> Iterator[TaskRecord]:
+    """Its own tasks that exist, dependencies first."""
+    index = last_id = 0
+    while (run := find_index(work.txn, graph_id, index)) is not None:
+        first, last, first_id = run
+        for task_id in range(first_id, first_id + last + 1 - first) if first_id else ():
+            # Ids grow with the index, unless a key comes twice.
+            task = work.task(task_id) if task_id > last_id else None
+            if task is not None and task.graph == graph_id:
+                last_id = task_id
+                yield task
+        index = last + 1
+
+
+def keep(work: Work, command: Keep, free_bytes: Callable[[], int] | None) -> None:
+    """Raises InvalidRequest, LimitExceeded, NoRoom; then nothing of it was applied."""
     if len(command.names) != len(command.values):
         raise InvalidRequest(f"{len(command.values)} values for {len(command.names)} names")
     for name, value in zip(command.names, command.values, strict=True):
         if not 0 < len(name) <= KEY_BYTES_MAX or len(value) > SPEC_BYTES_MAX:
             raise LimitExceeded(f"a kept item has a name of 1 to {KEY_BYTES_MAX} bytes and a value of at most {SPEC_BYTES_MAX}")
+    size = sum(map(len, command.values))
+    if size and free_bytes is not None:
+        check_room(free_bytes(), size, "kept items")
     for name, value in zip(command.names, command.values, strict=True):
         key = digest(name)
         old = work.txn.get(Table.KEPT, key)

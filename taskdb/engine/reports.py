@@ -9,7 +9,6 @@ from taskdb.engine.transitions import (
     PROCESSING,
     QUEUED,
     RELEASED,
-    claim,
     fail,
     fail_blamed,
     finish,
@@ -69,12 +68,9 @@ def report(work: Work, command: Report) -> None:
 def _apply_level(work: Work, task: TaskRecord, level: int, nbytes: int) -> None:
     state = task.state
     if level == _MEMORY:
-        if state != MEMORY:
-            finish(work, task, nbytes)
-        claim(work, task)
+        finish(work, task, nbytes)
     elif level == _HELD:
         hold(work, task)
-        claim(work, task)
     elif level == _ERRED:
         if state != ERRED:
             fail(work, task, ErrorRecord())
@@ -88,13 +84,16 @@ def _apply_level(work: Work, task: TaskRecord, level: int, nbytes: int) -> None:
 
 def fail_task(work: Work, command: Fail) -> None:
     task = work.task(command.id)
-    if task is not None:
+    if task is None:
+        work.result.release.append(command.id)  # as of any report
+    else:
         fail(work, task, ErrorRecord(0, command.text, command.payload))
 
 
 def blame(work: Work, command: Blame) -> None:
     task = work.task(command.id)
     if task is None:
+        work.result.release.append(command.id)
         return
     cause = work.task(command.cause)
     if cause is None or cause is task:

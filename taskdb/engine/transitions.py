@@ -9,7 +9,7 @@ from __future__ import annotations
 from taskdb.commands import Erred
 from taskdb.engine.work import Todo, Work
 from taskdb.model import TaskFlag, TaskState
-from taskdb.store.codec import PARKED, ErrorRecord, TaskRecord, decode_error, encode_error
+from taskdb.store.codec import PARKED, REVIVED, ErrorRecord, TaskRecord, decode_error, encode_error
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 WAITING = int(TaskState.WAITING)
@@ -24,8 +24,6 @@ _WAITED_FOR = (0, 1, 1, 1, 0, 1, 1)
 _BLOCKS = (0, 1, 1, 0, 0, 1, 1)
 
 _DATA = int(TaskFlag.DATA)
-#: Stored flag of our own: it was ERRED, and was neither leased nor named for release since. So the scheduler may still hold it as failed.
-_REVIVED = 128
 
 #: In the place of the client in Todo.CANCEL: every client's want ends; the same, but what has a result is spared.
 CANCEL_FORCE = 0
@@ -68,7 +66,7 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
     if PROCESSING <= state <= MEMORY:
         task.reclaim = work.recovering
         if state == PROCESSING:
-            task.flags &= ~_REVIVED
+            task.flags &= ~REVIVED
     if state == QUEUED and work.newly_queued is not None:
         work.newly_queued.append((task.rank, task.id))
     if task.need:
@@ -91,6 +89,8 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
 def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
     """A dependency of an ACTIVE task changed."""
     task.dirty = True
+    # If another dependency is an orphan, the next lease parks it again.
+    task.flags &= ~PARKED
     task.waiting_on += waited
     if not blocks:
         return
@@ -102,7 +102,6 @@ def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
     if state != old:
         # WAITING and QUEUED are the same to every neighbour.
         task.state = state
-        task.flags &= ~PARKED
         graph = work.known_graph(task.graph)
         graph.counts[old - 1] -= 1
         graph.counts[state - 1] += 1
@@ -153,6 +152,7 @@ def activate(work: Work, task: TaskRecord) -> None:
 def hold(work: Work, task: TaskRecord) -> None:
     """The scheduler holds it, unfinished: it is leased, whatever it was."""
     if task.state == PROCESSING:
+        claim(work, task)
         return
     was_erred = task.state == ERRED
     if was_erred:
@@ -164,7 +164,10 @@ def hold(work: Work, task: TaskRecord) -> None:
 
 
 def finish(work: Work, task: TaskRecord, nbytes: int) -> None:
-    """Workers hold its result."""
+    """Workers of the scheduler hold its result."""
+    if task.state == MEMORY:
+        claim(work, task)
+        return
     was_erred = task.state == ERRED
     if was_erred:
         clear_error(work, task)
@@ -176,8 +179,8 @@ def finish(work: Work, task: TaskRecord, nbytes: int) -> None:
 
 
 def claim(work: Work, task: TaskRecord) -> None:
-    """The scheduler of this epoch has what an earlier one held: what was parked for it can be leased."""
-    if not work.recovering or not PROCESSING <= task.state <= MEMORY:
+    """The scheduler has what an earlier one held, in the same state: what was parked for it can be leased."""
+    if not work.is_orphan(task):
         return
     task.reclaim = task.dirty = True
     if task.need:
@@ -194,7 +197,7 @@ def put_back(work: Work, task: TaskRecord) -> None:
     if task.state == ERRED:
         clear_error(work, task)
         work.push(Todo.REVIVE, task.id)
-        task.flags |= _REVIVED
+        task.flags |= REVIVED
     task.nbytes = -1
     move(work, task, RELEASED)
     recheck(work, task)
@@ -213,9 +216,9 @@ def release_unneeded(work: Work, task: TaskRecord) -> None:
     """Nobody needs its result: let go of it, or do not begin it. Named to the scheduler if it holds it."""
     if task.state in (RELEASED, ERRED):
         return
-    if task.state in (PROCESSING, MEMORY) or task.flags & _REVIVED:
+    if task.state in (PROCESSING, MEMORY) or task.flags & REVIVED:
         work.result.release.append(task.id)
-        task.flags &= ~_REVIVED
+        task.flags &= ~REVIVED
     task.nbytes = -1
     move(work, task, RELEASED)
 
@@ -304,7 +307,7 @@ def lose_data(work: Work, task: TaskRecord) -> None:
 def forget(work: Work, task: TaskRecord) -> None:
     """Remove a task that nothing links. Its dependencies may be next."""
     # Whether the scheduler holds one that is or was ERRED is not known: it ignores what it does not hold.
-    if task.state in (PROCESSING, MEMORY, ERRED) or task.flags & _REVIVED:
+    if task.state in (PROCESSING, MEMORY, ERRED) or task.flags & REVIVED:
         work.result.release.append(task.id)
     active = task.state <= PROCESSING
     for dep_id in work.deps(task):

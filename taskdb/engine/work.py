@@ -1,6 +1,6 @@
 """One call's view of the store: decoded records, each read once and written back once, and the background work it gives rise to.
 
-Rules: nothing here decides anything; `flush` is the only place that writes tasks, queues, leases, graphs, groups and clients. What is
+Rules: nothing here decides anything; `flush` is the only place that writes tasks, queues, holds, graphs, groups and clients. What is
 in `todo` is neither lost nor done twice: it is in memory, or in the table, or done.
 """
 
@@ -70,7 +70,7 @@ class Todo(IntEnum):
     DOWN = 10
     #: (graph, 0): remove what is left of a graph without tasks.
     END = 11
-    #: (epoch, 0) -> next task: what earlier epochs held is lost, or not begun.
+    #: (epoch, 0) -> next task: what epochs before this one held is lost, or not begun.
     GIVE_BACK = 12
 
 
@@ -187,13 +187,15 @@ class Work:
         task_id = find_key(self.txn, key)
         return self.task(task_id) if task_id else None
 
-    def is_orphan(self, task_id: int) -> bool:
+    def is_orphan(self, task: TaskRecord) -> bool:
         """Held by a scheduler that is gone, and not by this one."""
-        owner = self.txn.get(Table.HOLDS, U64.pack(task_id))
-        return owner is not None and int.from_bytes(owner) != self.epoch and not self.known_task(task_id).reclaim
+        if not self.recovering or task.reclaim or not task.stored_held or not _PROCESSING <= task.state <= _MEMORY:
+            return False
+        return self.txn.get(Table.HOLDS, U64.pack(task.id)) != U64.pack(self.epoch)
 
     def end_recovery(self) -> None:
         """Nothing is held by earlier epochs any more."""
+        # IMPORTANT: the table is right before anybody relies on it; what is held again later in this call is not written anew.
         self.flush_records()
         self.txn.delete(Table.META, meta_key(Meta.RECOVERING))
         self.recovering = False
@@ -361,8 +363,9 @@ class Work:
                     put(_queue_table(queue), task.rank + key, b"")
                 task.stored_queue = queue
             held = _PROCESSING <= state <= _MEMORY
-            if held != task.stored_held or (held and task.reclaim):
-                task.stored_held, task.reclaim = held, False
+            reclaim, task.reclaim = task.reclaim, False
+            if held != task.stored_held or (held and reclaim):
+                task.stored_held = held
                 if held:
                     put(holds_table, key, pack(self.epoch))
                 else:

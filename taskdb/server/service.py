@@ -133,17 +133,29 @@ class SessionLink:
 
 
 def _cut(result: c.Result, seq: int, refused: Sequence[Refused], blobs: SharedBlobs) -> list[pb.Result]:
-    """One Result, and more with seq 0 if there are too many bytes of leases for one message."""
-    leases, size, start, cuts = result.leases, 0, 0, []
-    for index, lease in enumerate(leases):
-        size += len(lease.spec) + len(lease.key) + len(lease.shared) + 8 * len(lease.deps) + 64
+    """One Result, and more with seq 0 if there are too many bytes of leases for one message: what was adopted before, leases after."""
+    *before, result.adopted = _slices(result.adopted, lambda x: x.lease)
+    result.leases, *after = _slices(result.leases, lambda x: x)
+    queued, ready = result.queued, result.ready
+    return [
+        *(convert.result_to_proto(c.Result(adopted=x, queued=queued, ready=ready), 0, blobs) for x in before),
+        convert.result_to_proto(result, seq, blobs, refused),
+        *(convert.result_to_proto(c.Result(leases=x, queued=queued, ready=ready), 0, blobs) for x in after if x),
+    ]
+
+
+def _slices(items: list[T], lease_of: Callable[[T], c.Lease | None]) -> list[list[T]]:
+    """At least one; of about LEASES_BYTES_SLICE each."""
+    cuts, start, size = [], 0, 0
+    for index, item in enumerate(items):
+        lease = lease_of(item)
+        if lease is not None:
+            size += len(lease.spec) + len(lease.key) + len(lease.shared) + 8 * len(lease.deps) + 64
         if size > LEASES_BYTES_SLICE:
-            cuts.append(leases[start : index + 1])
+            cuts.append(items[start : index + 1])
             start, size = index + 1, 0
-    cuts.append(leases[start:])
-    result.leases = cuts[0]
-    rest = [c.Result(leases=x, queued=result.queued, ready=result.ready) for x in cuts[1:] if x]
-    return [convert.result_to_proto(result, seq, blobs, refused), *(convert.result_to_proto(x, 0, blobs) for x in rest)]
+    cuts.append(items[start:])
+    return cuts
 
 
 async def _abort(context: Any, error: TaskDBError) -> NoReturn:

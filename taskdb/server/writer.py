@@ -435,6 +435,7 @@ def merge(into: c.Result, more: c.Result) -> None:
         into.cancelled += more.cancelled
         into.forgotten += more.forgotten
         into.adopted += more.adopted
+        into.whole += more.whole
 
 
 def _is_fatal(error: BaseException) -> bool:

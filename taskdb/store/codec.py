@@ -14,13 +14,17 @@ from taskdb.model import Rank, TaskState
 from taskdb.store.schema import U64
 
 _TASK = Struct(">BBHhIIIIIIqQII24s")
+TASK_BYTES = _TASK.size
 _RANK = Struct(">3d")
 _RANK_BITS = Struct(">3Q")
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 
-#: Stored flag of our own: QUEUED, but a dependency is held by a scheduler that is gone, so it stands in no queue.
+#: Stored flags of our own, beside those of a task as it arrives.
+#: QUEUED, but a dependency is held by a scheduler that is gone, so it stands in no queue.
 PARKED = 64
+#: It was ERRED, and was neither leased nor named for release since. So the scheduler may still hold it as failed.
+REVIVED = 128
 
 #: A task without group.
 NO_GROUP = 2**32 - 1
@@ -80,7 +84,7 @@ class TaskRecord:
     stored_queue: int
     #: It stands in the holds on disk.
     stored_held: bool
-    #: Its hold must be written anew: the scheduler of this epoch has it.
+    #: Its hold is to be written anew: the scheduler of this epoch has it.
     reclaim: bool
 
 

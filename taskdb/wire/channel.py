@@ -29,6 +29,11 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+def open_channel(address: str) -> Any:
+    """The channel of a scheduler's Session."""
+    return grpc.aio.insecure_channel(address, options=OPTIONS)
+
+
 def unreachable(address: str, detail: str) -> Unavailable:
     return Unavailable(f"no taskdb daemon at {address} ({detail}); start one with `taskdb serve --data DIR --listen {address}`")
 

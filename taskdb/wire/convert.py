@@ -81,6 +81,7 @@ _TO_PROTO: dict[type, Callable[[Any], pb.Command]] = {
     c.Cancel: lambda x: pb.Command(cancel=pb.Cancel(client=x.client, keys=x.keys, force=x.force)),
     c.Retry: lambda x: pb.Command(retry=pb.Keys(keys=x.keys)),
     c.Adopt: lambda x: pb.Command(adopt=pb.Adopt(epoch=x.epoch, keys=x.keys, levels=x.levels, nbytes=x.nbytes)),
+    c.TakeWhole: lambda x: pb.Command(take_whole=x.submission),
     c.EndRecovery: lambda x: pb.Command(end_recovery=pb.EndRecovery()),
     c.Keep: lambda x: pb.Command(keep=pb.Keep(names=x.names, values=x.values)),
     c.Credit: lambda x: pb.Command(credit=pb.Credit(ready=x.ready, total=x.total, leases_seen=x.leases_seen)),
@@ -149,6 +150,7 @@ _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
     "cancel": lambda x: c.Cancel(x.cancel.client, list(x.cancel.keys), x.cancel.force),
     "retry": lambda x: c.Retry(list(x.retry.keys)),
     "adopt": lambda x: c.Adopt(x.adopt.epoch, list(x.adopt.keys), _levels("Adopt", x.adopt.levels), list(x.adopt.nbytes)),
+    "take_whole": lambda x: c.TakeWhole(x.take_whole),
     "end_recovery": lambda x: c.EndRecovery(),
     "keep": lambda x: c.Keep(list(x.keep.names), list(x.keep.values)),
     "credit": lambda x: c.Credit(x.credit.ready, x.credit.total, x.credit.leases_seen),
@@ -257,6 +259,8 @@ def result_to_proto(result: c.Result, seq: int, blobs: SharedBlobs, refused: Seq
                 for x in result.adopted
             ]
         )
+    for whole in result.whole:
+        message.whole.add(submission=whole.submission, leases=[_lease_to_proto(x, blobs) for x in whole.leases])
     if refused:
         message.refused.extend([pb.Refused(command=at, submission=name, kind=kind, message=text) for at, name, kind, text in refused])
     return message
@@ -302,5 +306,7 @@ def result_from_proto(message: pb.Result, blobs: SharedBlobs) -> tuple[c.Result,
         result.adopted = [
             c.Adopted(x.key, _LEVELS[x.level], _lease_from_proto(x.lease, blobs) if x.HasField("lease") else None) for x in message.adopted
         ]
+    if message.whole:
+        result.whole = [c.TakenWhole(x.submission, [_lease_from_proto(y, blobs) for y in x.leases]) for x in message.whole]
     refused = [(x.command, x.submission, x.kind, x.message) for x in message.refused] if message.refused else []
     return result, refused

@@ -63,7 +63,7 @@ class Durable(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit", "adopt", "end_recovery", "keep")
+    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit", "adopt", "end_recovery", "keep", "take_whole")
     BEGIN_GRAPH_FIELD_NUMBER: _ClassVar[int]
     ADD_TASKS_FIELD_NUMBER: _ClassVar[int]
     SEAL_GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Command(_message.Message):
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     END_RECOVERY_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    TAKE_WHOLE_FIELD_NUMBER: _ClassVar[int]
     begin_graph: BeginGraph
     add_tasks: AddTasks
     seal_graph: SealGraph
@@ -96,7 +97,8 @@ class Command(_message.Message):
     adopt: Adopt
     end_recovery: EndRecovery
     keep: Keep
-    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., end_recovery: _Optional[_Union[EndRecovery, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
+    take_whole: str
+    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., end_recovery: _Optional[_Union[EndRecovery, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., take_whole: _Optional[str] = ...) -> None: ...
 
 class BeginGraph(_message.Message):
     __slots__ = ("submission", "client", "generation", "submitted", "label", "flags")
@@ -249,7 +251,7 @@ class Credit(_message.Message):
     def __init__(self, ready: _Optional[int] = ..., total: _Optional[int] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted")
+    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted", "whole")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +264,7 @@ class Result(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     added: _containers.RepeatedCompositeFieldContainer[Added]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
@@ -274,7 +277,16 @@ class Result(_message.Message):
     queued: int
     ready: int
     adopted: _containers.RepeatedCompositeFieldContainer[Adopted]
-    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ...) -> None: ...
+    whole: _containers.RepeatedCompositeFieldContainer[TakenWhole]
+    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[TakenWhole, _Mapping]]] = ...) -> None: ...
+
+class TakenWhole(_message.Message):
+    __slots__ = ("submission", "leases")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    submission: str
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, submission: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("key", "level", "lease")

@@ -85,6 +85,47 @@ def die_once(path: str, x: int) -> int:
     return x
 
 
+def die_always(path: str) -> None:
+    """Every call ends its worker."""
+    with open(path, "a") as f:
+        f.write(f"{os.getpid()}\n")
+    os._exit(1)
+
+
+def run_until(path: str, name: str, started: str, stop: str) -> int:
+    """`count_run`, and runs until another file is there."""
+    with open(path, "a") as f:
+        f.write(f"{name}\n")
+    return mark_until(started, stop, 1)
+
+
+def fail_when(started: str, stop: str) -> None:
+    mark_until(started, stop)
+    Path(started + ".failed").touch()
+    raise ValueError("at last")
+
+
+def slow_identity(x: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return x
+
+
+def held_keys(dask_worker: Any) -> list[str]:
+    return [str(key) for key in dask_worker.state.tasks]
+
+
+def shuffle_has_begun(dask_scheduler: Any) -> bool:
+    """Some part of a P2P shuffle is done, and not all."""
+    shuffles = dask_scheduler.plugins["shuffle"].active_shuffles
+    done = [ts for ts in dask_scheduler.tasks.values() if "transfer" in str(ts.key) and ts.state == "memory"]
+    return bool(shuffles) and len(done) > 2
+
+
+async def told_all(dask_scheduler: Any) -> None:
+    """Everything that happened so far is on disk."""
+    await dask_scheduler.taskdb.pager.durable()
+
+
 def where(*deps: Any) -> str:
     from distributed import get_worker
 
@@ -168,6 +209,21 @@ def processing(dask_scheduler: Any) -> int:
 def wants_of(client: str, dask_scheduler: Any) -> list[str]:
     cs = dask_scheduler.clients.get(client)
     return [] if cs is None else [str(ts.key) for ts in cs.wants_what]
+
+
+def keys_wanted(client: str, dask_scheduler: Any) -> int:
+    """Number of keys, here and on disk, that one of stock's pseudo clients wants and that are not done."""
+    return len(dask_scheduler.taskdb.pager.fire_and_forget)
+
+
+def has_prefix(name: str, dask_scheduler: Any) -> bool:
+    return name in dask_scheduler.task_prefixes
+
+
+def run_of(key: str, dask_scheduler: Any) -> tuple[int | None, Any] | None:
+    """Run id and priority of a resident task."""
+    ts = dask_scheduler.tasks.get(key)
+    return None if ts is None else (ts.run_id, ts.priority)
 
 
 def inboxes(dask_scheduler: Any) -> dict[str, bool]:

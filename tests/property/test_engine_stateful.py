@@ -1,5 +1,5 @@
-"""The engine against an independent model, on both stores, with crashes and reopenings between any two steps; and with background work
-cut into the smallest steps, where only the rules are checked.
+"""The engine against an independent model, on both stores, with crashes, reopenings and new schedulers between any two steps; and with
+background work cut into the smallest steps, where only the rules are checked, and that everything comes to an end.
 
 A failure prints the steps; `@reproduce_failure` of Hypothesis repeats it.
 """
@@ -19,14 +19,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from taskdb import commands as c
+from taskdb.engine import background, leasing
 from taskdb.engine import engine as engine_module
 from taskdb.engine.engine import Engine
 from taskdb.engine.invariants import Snapshot, violations
+from taskdb.engine.recovery import kept
 from taskdb.engine.refs import find_graph, find_key
-from taskdb.model import Level, TaskFlag, TaskState
+from taskdb.engine.work import Todo, Work
+from taskdb.model import ACTIVE, GraphFlag, Level, TaskFlag, TaskState
 from taskdb.store.lmdb_store import LmdbStore
 from taskdb.store.memory_store import MemoryStore
-from taskdb.store.schema import Table
+from taskdb.store.schema import U64, Meta, Table, meta_key
 from tests.support.engine_model import Model
 
 # IMPORTANT: longer than Hypothesis takes to shrink (300 s). Interrupted there, it would complain of "inconsistent data generation" and not
@@ -36,6 +39,8 @@ pytestmark = pytest.mark.timeout(600)
 KEYS = [bytes((letter,)) for letter in b"abcdefghij"]
 CLIENTS = ["alice", "bob", "carol"]
 GRAPHS = ["g1", "g2", "g3"]
+#: More than there are.
+ALL = 1000
 
 keys = st.sampled_from(KEYS)
 clients = st.sampled_from(CLIENTS)
@@ -51,6 +56,8 @@ befores = st.tuples(
     levels,
     graphs,
 )
+NOTHING: Before = ("nothing", "alice", [], Level.HELD, "g1")
+held_levels = st.sampled_from([Level.MEMORY, Level.MEMORY, Level.HELD])
 Row = tuple[bytes, int, list[int], int, float]
 
 
@@ -95,7 +102,21 @@ class EngineMachine(RuleBasedStateMachine):
             mock.patch.object(engine_module, "STEP_ITEMS", self.step_items),
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
             mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
+            mock.patch.object(leasing, "LEASE_PARKED_MAX", 2),
         ]
+        #: Held tasks the engine may look at when it gives back. The model has the same number of its own.
+        self.give_back_max = 0
+        if self.compare:
+            give_back = background._give_back
+
+            def gate(work: Work, cursor: int, items_max: int) -> int:
+                if not self.give_back_max:
+                    work.push(Todo.GIVE_BACK, work.epoch, 0, cursor)
+                    return items_max
+                items, self.give_back_max = min(self.give_back_max, items_max), 0
+                return give_back(work, cursor, items)
+
+            self._patches.append(mock.patch.object(background, "_give_back", gate))
         for patch in self._patches:
             patch.start()
         self.engine = Engine()
@@ -115,8 +136,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------------------------------------------------- doing
 
-    def do(self, *commands: c.Command, refused: Sequence[int] = ()) -> c.Result:
-        """`refused`: positions of the commands that cannot be, their submission being no more."""
+    def do(self, *commands: c.Command, refused: Sequence[int] = (), give_back: int = 0) -> c.Result:
+        """`refused`: positions of the commands that cannot be, their submission being no more. `give_back`: held tasks to look at."""
+        self.give_back_max = give_back
         txn = self.store.write()
         self.seq += 1
         result, not_done = self.engine.apply(txn, self.epoch, self.seq, commands)
@@ -125,18 +147,22 @@ class EngineMachine(RuleBasedStateMachine):
             self.open -= gone
             refused = [position for position, submission, _, _ in not_done if submission in gone]
         assert [position for position, _, _, _ in not_done] == list(refused), not_done
+        self.give_back_max = 0
         if self.compare:
             more_result, more = self.engine.step(txn, 1)
-            assert not more
             assert not more_result
         again, _ = self.engine.apply(txn, self.epoch, self.seq, commands)
         assert not again, "a repeated seq changes nothing"
         txn.commit()
-        self.judge(result)
+        self.judge(result, give_back)
+        if self.compare:
+            assert more == (self.model.giving_back is not None)
         return result
 
-    def judge(self, result: c.Result) -> None:
+    def judge(self, result: c.Result, give_back: int = 0) -> None:
+        self.model.give_back_max = give_back
         said = self.model.settle()
+        self.model.give_back_max = 0
         if not self.compare:
             return
         assert sorted(result.release) == sorted(said.release)
@@ -146,28 +172,115 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(rows=new_rows(), seal=st.booleans())
     def first_epoch(self, rows: list[tuple[bytes, int, list[int], float]], seal: bool) -> None:
-        self.begin_epoch()
-        self.submit("g1", "alice", rows, 0, [8], seal, True, ("nothing", "alice", [], Level.HELD, "g1"))
+        self.new_epoch()
+        self.submit("g1", "alice", rows, 0, [8], seal, True, NOTHING)
 
-    # Whatever takes everything back is rare, or no run would get anywhere.
-    @rule(often=st.integers(0, 7))
-    def new_epoch(self, often: int) -> None:
-        if often == 7:
-            self.begin_epoch()
+    # ---------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self) -> None:
+    @rule()
+    def new_epoch(self) -> None:
         txn = self.store.write()
         self.epoch = self.engine.begin_epoch(txn, "scheduler")
-        assert self.engine.lease(txn, 10, 10) == [] or not self.model.tasks
-        if self.compare:
-            while self.engine.step(txn, 3)[1]:
-                pass
+        result, more = self.engine.step(txn, 500) if self.compare else (c.Result(), False)
         txn.commit()
+        assert not more
         self.seq = 0
-        last_id = self.model.last_id
-        self.model = Model()
-        self.model.last_id = last_id
         self.rest, self.sent, self.open = {}, {}, set()
+        self.model.begin_epoch()
+        self.judge(result)
+
+    @rule(data=st.data(), some=st.lists(st.tuples(keys, held_levels), min_size=1, max_size=4), sizes=st.booleans(), before=befores)
+    def adopt(self, data: st.DataObject, some: list[tuple[bytes, Level]], sizes: bool, before: Before) -> None:
+        """A worker brings anything."""
+        epoch = data.draw(st.sampled_from([self.epoch - 1] * 5 + [max(0, self.epoch - 2), 0, self.epoch, self.epoch + 1, 2**64 - 1]))
+        self.bring(epoch, some, sizes, before)
+
+    @rule(data=st.data(), before=befores)
+    def return_orphans(self, data: st.DataObject, before: Before) -> None:
+        """A worker brings what the last scheduler held, or has finished it."""
+        orphans = self.orphans()
+        some = data.draw(st.lists(st.sampled_from(orphans), min_size=1, max_size=4, unique=True)) if orphans else []
+        self.bring(self.epoch - 1, [(key, data.draw(st.sampled_from([level, Level.MEMORY]))) for key, level in some], True, before)
+
+    def orphans(self) -> list[tuple[bytes, Level]]:
+        """What earlier schedulers held, as they held it."""
+        with self.store.read() as txn:
+            ids_held = [key for key, owner in txn.scan(Table.HOLDS) if owner != U64.pack(self.epoch)]
+            tasks = Snapshot(txn).tasks
+            states = [tasks[int.from_bytes(key)].state for key in ids_held]
+            names = [txn.get(Table.NAMES, key) or b"" for key in ids_held]
+        return [(name, Level.HELD if state == TaskState.PROCESSING else Level.MEMORY) for name, state in zip(names, states)]
+
+    def bring(self, epoch: int, some: list[tuple[bytes, Level]], sizes: bool, before: Before) -> None:
+        commands = self.before(before)
+        answers = self.model.adopt(epoch, some)
+        needs = {task_id: self.model.need(key) for key, _, task_id in answers if task_id}
+        result = self.do(*commands, c.Adopt(epoch, [x[0] for x in some], [x[1] for x in some], [8] * len(some) if sizes else []))
+        if self.compare:
+            assert [(x.key, x.level, x.lease.id if x.lease else 0) for x in result.adopted] == answers
+            for answer in result.adopted:
+                if answer.lease is not None:
+                    assert answer.lease.key == answer.key
+                    assert answer.lease.dependents == needs[answer.lease.id]
+                    assert not answer.lease.flags & ~(TaskFlag.DATA | TaskFlag.DATA_PRODUCER)
+
+    @rule(graph=graphs, before=befores)
+    def take_whole(self, graph: str, before: Before) -> None:
+        commands = self.before(before)
+        leased = self.model.take_whole(graph)
+        result = self.do(*commands, c.TakeWhole(graph))
+        if self.compare:
+            assert [(whole.submission, [lease.id for lease in whole.leases]) for whole in result.whole] == [(graph, leased)]
+
+    @rule(before=befores, give_back=st.sampled_from([0, 0, ALL]))
+    def end_recovery(self, before: Before, give_back: int) -> None:
+        """What nobody brought is given back: at once, or in steps to come."""
+        commands = self.before(before)
+        self.model.end_recovery()
+        self.do(*commands, c.EndRecovery(), give_back=give_back)
+
+    @precondition(lambda self: self.model.giving_back is not None)
+    @rule(items=st.integers(1, 3))
+    def give_back(self, items: int) -> None:
+        self.give_back_max = items
+        txn = self.store.write()
+        result, more = self.engine.step(txn, 500)
+        txn.commit()
+        self.give_back_max = 0
+        self.judge(result, items)
+        if self.compare:
+            assert more == (self.model.giving_back is not None)
+
+    @rule(often=st.integers(0, 3))
+    def to_the_end(self, often: int) -> None:
+        """Recovery ends, everything runs, and nothing that is needed is left undone."""
+        if often < 3:
+            return
+        self.end_recovery(NOTHING, ALL)
+        for _ in range(100):
+            self.settle()
+            self.lease(ALL, ALL)
+            running = self.processing()
+            if not running:
+                break
+            self.say(running, Level.MEMORY)
+        with self.store.read() as txn:
+            snap = Snapshot(txn)
+        assert [task.id for task in snap.tasks.values() if task.state in ACTIVE] == []
+
+    def settle(self) -> None:
+        """Do all background work."""
+
+    def processing(self) -> list[int]:
+        with self.store.read() as txn:
+            return [task.id for task in Snapshot(txn).tasks.values() if task.state == TaskState.PROCESSING]
+
+    @rule(items=st.lists(st.tuples(st.sampled_from([b"a", b"b\0a", b"b\0b"]), st.sampled_from([b"", b"x", b"yz"])), max_size=3))
+    def keep(self, items: list[tuple[bytes, bytes]]) -> None:
+        self.model.keep(items)
+        self.do(c.Keep([name for name, _ in items], [value for _, value in items]))
+
+    # ----------------------------------------------------------------------------------------------------- submissions
 
     @rule(
         graph=graphs,
@@ -178,6 +291,7 @@ class EngineMachine(RuleBasedStateMachine):
         seal=st.booleans(),
         found=st.booleans(),
         before=befores,
+        marks=st.sampled_from([0, 0, int(GraphFlag.RESENT), int(GraphFlag.WHOLE)]),
     )
     def submit(
         self,
@@ -189,6 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
         seal: bool,
         found: bool,
         before: Before,
+        marks: int = 0,
     ) -> None:
         """The first runs of a submission. `found`: only inputs that are there are named as such."""
         batch = Batch(self.before(before))
@@ -198,8 +313,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.rest[graph] = [(key, flags[i], deps, declared[i], order) for i, (key, _, deps, order) in enumerate(rows)]
             self.sent[graph] = 0
             self.open.add(graph)
-            self.model.begin(graph, client, float(generation))
-            batch.commands += [c.BeginGraph(graph, client, float(generation), 0.0)] * 2
+            self.model.begin(graph, client, float(generation), marks)
+            batch.commands += [c.BeginGraph(graph, client, float(generation), 0.0, flags=marks)] * 2
             for count in counts:
                 self.take(batch, graph, count)
             if seal and not self.rest[graph]:
@@ -355,6 +470,8 @@ class EngineMachine(RuleBasedStateMachine):
         ]
         self.judge(result)
 
+    # ------------------------------------------------------------------------------------------------- clients, reports
+
     @rule(client=clients, some=st.lists(keys, max_size=3))
     def want(self, client: str, some: list[bytes]) -> None:
         states = []
@@ -403,12 +520,7 @@ class EngineMachine(RuleBasedStateMachine):
     def run(self, count: int, level: Level) -> None:
         """Lease some, and say what became of them."""
         self.lease(count, count)
-        if self.compare:
-            ids_leased = sorted(task.id for task in self.model.tasks.values() if task.state == "leased")
-        else:
-            with self.store.read() as txn:
-                ids_leased = [int.from_bytes(key) for key, _ in txn.scan(Table.HOLDS)]
-        self.say(ids_leased, level)
+        self.say(self.processing(), level)
 
     @rule(data=st.data(), level=st.sampled_from([Level.MEMORY, Level.MEMORY, Level.ERRED, Level.OUT]))
     def report_leased(self, data: st.DataObject, level: Level) -> None:
@@ -450,9 +562,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(ready=st.integers(0, 4), total=st.integers(0, 6))
     def lease(self, ready: int, total: int) -> None:
-        txn = self.store.write()
-        leases = self.engine.lease(txn, ready, total)
-        txn.commit()
+        leases: list[c.Lease] = []
+        more = True
+        while more:
+            txn = self.store.write()
+            some, more = self.engine.lease(txn, ready - len(leases), total - len(leases))
+            leases += some
+            for lease in some:
+                assert {txn.get(Table.HOLDS, U64.pack(dep)) for dep in lease.deps} <= {U64.pack(self.epoch)}, "it has all its inputs"
+            txn.commit()
         if self.compare:
             assert [lease.id for lease in leases] == self.model.lease(ready, total)
             for lease in leases:
@@ -485,6 +603,11 @@ class EngineMachine(RuleBasedStateMachine):
         with self.store.read() as txn:
             snap = Snapshot(txn)
             names = {int.from_bytes(key): name for key, name in txn.scan(Table.NAMES)}
+            holds = {int.from_bytes(key): int.from_bytes(owner) for key, owner in txn.scan(Table.HOLDS)}
+            recovering = txn.get(Table.META, meta_key(Meta.RECOVERING)) is not None
+            assert dict(kept(txn)) == self.model.kept
+        assert holds == {task.id: task.holder for task in self.model.held()}
+        assert recovering == self.model.recovering
         assert {names[task.id]: (task.id, TaskState(task.state).name) for task in snap.tasks.values()} == {
             key: (task.id, self.model.state_name(task)) for key, task in self.model.tasks.items()
         }
@@ -574,6 +697,9 @@ class SmallStepsMachine(MemoryMachine):
 
     @rule()
     def drain(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
         txn = self.store.write()
         for _ in range(10_000):
             if not self.engine.step(txn, 1)[1]:

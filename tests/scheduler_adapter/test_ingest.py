@@ -111,6 +111,7 @@ def job(daemon: Daemon, epoch: int, name: str, expr: Any, keys: set[Any]) -> tup
         "generation": 0.0,
         "submitted": 0.0,
         "label": "test",
+        "flags": 0,
         "address": daemon.address,
         "epoch": epoch,
         "config": {},

@@ -14,6 +14,8 @@ from taskdb.model import Level
 class Task:
     def __init__(self, state: str):
         self.state = state
+        self.retries = 0
+        self.suspicious = 0
 
 
 def resident(key: str, id: int = 0, state: str = "waiting", told: Level | None = Level.HELD) -> Resident:
@@ -39,6 +41,16 @@ def test_every_state_of_stock_has_a_level() -> None:
 @pytest.mark.parametrize("state", EXPECTED)
 def test_levels(state: str) -> None:
     assert resident("a", 1, state).level() is EXPECTED[state]
+
+
+def test_a_failure_is_told_though_the_level_is_the_same() -> None:
+    window = Window()
+    r = resident("a", 1)
+    window.add(r)
+    for suspicious, told in ((0, []), (1, [(r, Level.HELD)]), (1, [])):
+        r.task.suspicious = suspicious
+        window.changed[r] = None
+        assert window.changes() == told
 
 
 def test_a_difference_is_told_once() -> None:

@@ -43,7 +43,8 @@ class Cluster:
     """Use as a context manager.
 
     `window`: None for the default. `embedded`: the scheduler starts its own daemon. `stock`: a scheduler without the adapter, to see
-    whether a test asks of ours what stock does. `env`: for the scheduler, over the environment.
+    whether a test asks of ours what stock does. `env`: for the scheduler, over the environment. `survive`: workers have our preload. `data`: the
+    embedded daemon keeps its store.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Cluster:
         serve: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         worker_args: tuple[tuple[str, ...], ...] = (),
+        survive: bool = False,
+        data: bool = False,
     ) -> None:
         self.folder = self._first_folder = folder
         self._generation = 0
@@ -71,6 +74,8 @@ class Cluster:
         self._serve = serve
         self._wanted = workers
         self._worker_args = worker_args
+        self._survive = survive
+        self._data = data
         self._count = 0
         self._read = 0
         self._env = {"DASK_DISTRIBUTED__SCHEDULER__VALIDATE": "True", **(env or {})}
@@ -123,6 +128,8 @@ class Cluster:
         args += ["--preload", "scheduler_adapter"]
         if not self._embedded:
             args += ["--taskdb-url", self.url]
+        elif self._data:
+            args += ["--taskdb-data", str(self.folder / "data")]
         if self.window is not None:
             args += ["--taskdb-window", str(self.window)]
         return [*args, *more]
@@ -138,7 +145,11 @@ class Cluster:
     def start_worker(self, *args: str, wait: bool = True, nthreads: int = 1) -> Spawned:
         self._count += 1
         # What tests send is plain functions: a worker needs nothing of ours, but finds them by module name.
-        local = ["--local-directory", str(self.folder), "--nthreads", str(nthreads), "--no-nanny", "--no-dashboard"]
+        local = ["--local-directory", str(self.folder), "--nthreads", str(nthreads), "--no-dashboard"]
+        if "--nanny" not in args:
+            local.append("--no-nanny")
+        if self._survive:
+            local += ["--preload", "scheduler_adapter.worker"]
         worker = self.processes.start(f"worker-{self._count}", dask("worker", self.address, *local, *args))
         self.workers.append(worker)
         if wait:
@@ -153,10 +164,16 @@ class Cluster:
                 raise TimeoutError(f"{spawned.name} was not ready; its log ends:\n{spawned.tail()}")
             time.sleep(0.05)
 
+    def restart_scheduler(self) -> Spawned:
+        """Killed as by a crash, and started by the same command."""
+        self.kill(self.scheduler)
+        return self.start_scheduler()
+
     def kill(self, spawned: Spawned) -> None:
         """As a crash: SIGKILL, and gone when this returns."""
         spawned.popen.send_signal(signal.SIGKILL)
         spawned.popen.wait(PATIENCE_SECONDS)
+        self.processes.ended(spawned)
 
     # ------------------------------------------------------------------------------------------------------------ logs
 

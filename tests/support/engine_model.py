@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from taskdb.model import Level, TaskFlag
+from taskdb.model import GraphFlag, Level, TaskFlag
 
 #: A state of the model: ACTIVE is WAITING or QUEUED, which follows from the dependencies.
 ACTIVE, LEASED, MEMORY, RELEASED, ERRED = "active", "leased", "memory", "released", "erred"
@@ -24,6 +24,8 @@ class Task:
     data: bool
     expected: int
     state: str = RELEASED
+    #: Epoch of the scheduler that has it, if it is LEASED or MEMORY; what it was when it last was, if not.
+    holder: int = 0
     #: It was ERRED, and was neither leased nor named for release since: the scheduler may hold it as failed.
     revived: bool = False
     #: Who wants it -> number of the submission that brought the want (0 if none or several). "!…" is a submission that is open and met it,
@@ -74,6 +76,19 @@ class Model:
         #: Numbers of submissions that were sealed, and that were aborted: what they brought is about to be taken back.
         self._sealed: set[int] = set()
         self._aborted: set[int] = set()
+        #: Numbers of submissions that were sent a second time, and of those that are one unit.
+        self._resent: set[int] = set()
+        self._whole: set[int] = set()
+        self.epoch = 0
+        #: Epoch -> the first id that was free when it began.
+        self.first_ids: dict[int, int] = {}
+        #: Earlier schedulers may have something.
+        self.recovering = False
+        #: While what they have is given back: the id to go on with.
+        self.giving_back: int | None = None
+        #: Tasks to look at, of those that are held, when there is nothing else to do.
+        self.give_back_max = 0
+        self.kept: dict[bytes, bytes] = {}
         self._revive: set[bytes] = set()
         self._retry: set[bytes] = set()
         #: (client, "*force" or "*lost"; key)
@@ -107,12 +122,105 @@ class Model:
     def by_id(self, task_id: int) -> Task | None:
         return next((task for task in self.tasks.values() if task.id == task_id), None)
 
+    # ---------------------------------------------------------------------------------------------------------- epochs
+
+    def begin_epoch(self) -> None:
+        self.epoch += 1
+        self.first_ids[self.epoch] = self.last_id + 1
+        self.recovering = bool(self.held())
+        self.giving_back = None
+        for name in [name for name, graph in self.graphs.items() if not graph.sealed]:
+            self.abort(name)
+
+    def held(self) -> list[Task]:
+        """All that some scheduler has, by id."""
+        return sorted((task for task in self.tasks.values() if task.state in (LEASED, MEMORY)), key=lambda task: task.id)
+
+    def is_orphan(self, task: Task) -> bool:
+        return task.state in (LEASED, MEMORY) and task.holder != self.epoch
+
+    def adopt(self, epoch: int, rows: list[tuple[bytes, Level]]) -> list[tuple[bytes, Level, int]]:
+        """Rows: key, level. Answers: key, level, id (0: let go of it)."""
+        answers = []
+        for level in (Level.MEMORY, Level.HELD):
+            for key in [key for key, other in rows if other == level]:
+                task = self.tasks.get(key)
+                adopted = task is not None and self._adopt(task, level, epoch)
+                answers.append((key, level, task.id if task is not None and adopted else 0))
+        return answers
+
+    def need(self, key: bytes) -> int:
+        """Dependents that need its result, or may come and need it."""
+        return self.tasks[key].expected + sum(self.is_active(other) for other in self.dependents(key))
+
+    def _adopt(self, task: Task, level: Level, epoch: int) -> bool:
+        # The epoch of the worker is over, and the task was there before it was.
+        is_the_same = epoch < self.epoch and task.id < self.first_ids.get(epoch + 1, 0)
+        if not is_the_same and task.graph not in self._resent:
+            return False
+        if not self.needed(task):
+            return False
+        if task.graph in self._whole and any(self.is_active(other) for other in self.own(task.graph)):
+            return False
+        runs_here = task.state == LEASED and not self.is_orphan(task)
+        can_run = task.state == LEASED or (task.state == ACTIVE and not self.blocked_on(task))
+        if level == Level.MEMORY and task.state != ERRED and not runs_here:
+            self._take(task, MEMORY)
+            return True
+        if level == Level.HELD and can_run:
+            self._take(task, LEASED)
+            return True
+        return False
+
+    def own(self, graph: int) -> list[Task]:
+        return sorted((task for task in self.tasks.values() if task.graph == graph), key=lambda task: task.id)
+
+    def take_whole(self, name: str) -> list[int]:
+        """The tasks it leases."""
+        graph = self.graphs.get(name)
+        if graph is None:
+            return []
+        for task in self.own(graph.number):
+            if task.state in (LEASED, MEMORY):
+                task.state = RELEASED
+        self._settle_all()
+        for task in self.own(graph.number):
+            if task.state == ACTIVE:
+                self._take(task, LEASED)
+        return [task.id for task in self.own(graph.number) if task.state == LEASED]
+
+    def end_recovery(self) -> None:
+        if self.recovering:
+            self.giving_back = 0
+
+    def _give_back(self) -> None:
+        """Look at the next tasks that are held."""
+        assert self.giving_back is not None
+        rest = [task for task in self.held() if task.id >= self.giving_back]
+        for task in rest[: self.give_back_max]:
+            if self.is_orphan(task):
+                task.state = RELEASED
+        if len(rest) > self.give_back_max:
+            self.giving_back = rest[self.give_back_max].id
+        else:
+            self.giving_back = None
+            self.recovering = False
+        self.give_back_max = 0
+
+    def keep(self, items: list[tuple[bytes, bytes]]) -> None:
+        self.kept.update(items)
+        self.kept = {name: value for name, value in self.kept.items() if value}
+
     # -------------------------------------------------------------------------------------------------------- commands
 
-    def begin(self, name: str, client: str, generation: float) -> None:
+    def begin(self, name: str, client: str, generation: float, marks: int) -> None:
         if name not in self.graphs:
             self.numbers += 1
             self.graphs[name] = Graph(self.numbers, client, generation)
+            if marks & GraphFlag.RESENT:
+                self._resent.add(self.numbers)
+            if marks & GraphFlag.WHOLE:
+                self._whole.add(self.numbers)
 
     def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> Arrived:
         """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the
@@ -142,7 +250,7 @@ class Model:
                     task.wants.setdefault(graph.protector, 0)
                 else:
                     task.expected += declared
-                if flags & TaskFlag.HELD and task.state != MEMORY:
+                if flags & TaskFlag.HELD and (task.state != MEMORY or self.is_orphan(task)):
                     self.hold(task)
                 if flags & TaskFlag.WANTED:
                     self._want(task, graph.client, graph.number)
@@ -156,7 +264,7 @@ class Model:
             if flags & TaskFlag.WANTED:
                 self._want(task, graph.client, graph.number)
             if flags & TaskFlag.HELD:
-                task.state = LEASED
+                self._take(task, LEASED)
             elif self.needed(task):
                 self._activate(task)
         return Arrived(ids, [], known)
@@ -217,7 +325,7 @@ class Model:
         elif level == Level.MEMORY:
             if task.state == ERRED:
                 self._revive.add(task.key)
-            task.state = MEMORY
+            self._take(task, MEMORY)
         elif level == Level.ERRED:
             task.state = ERRED
         elif level == Level.OUT:
@@ -228,17 +336,22 @@ class Model:
 
     def fail(self, task_id: int) -> None:
         task = self.by_id(task_id)
-        if task is not None:
+        if task is None:
+            self.said.release.append(task_id)
+        else:
             task.state = ERRED
 
     def hold(self, task: Task) -> None:
         if task.state == ERRED:
             self._revive.add(task.key)
-        self._lease(task)
+        self._take(task, LEASED)
 
-    def _lease(self, task: Task) -> None:
-        task.state = LEASED
-        task.revived = False
+    def _take(self, task: Task, state: str) -> None:
+        """The scheduler has it."""
+        task.state = state
+        task.holder = self.epoch
+        if state == LEASED:
+            task.revived = False
 
     def _put_back(self, task: Task) -> None:
         if task.state == ERRED:
@@ -249,7 +362,11 @@ class Model:
     def lease(self, ready: int, total: int) -> list[int]:
         taken: list[int] = []
         while len(taken) < total:
-            queued = [task for task in self.tasks.values() if task.state == ACTIVE and not self.blocked_on(task)]
+            queued = [
+                task
+                for task in self.tasks.values()
+                if task.state == ACTIVE and not self.blocked_on(task) and not any(self.is_orphan(self.tasks[dep]) for dep in task.deps)
+            ]
             if len(taken) < ready:
                 queued_ready = [task for task in queued if not self.waiting_on(task)]
                 if not queued_ready:
@@ -259,7 +376,7 @@ class Model:
             if not queued:
                 break
             task = min(queued, key=lambda other: (other.rank, other.id))
-            self._lease(task)
+            self._take(task, LEASED)
             taken.append(task.id)
         return taken
 
@@ -270,13 +387,16 @@ class Model:
             task = self.by_id(task_id)
             if task is None:
                 release.append(task_id)
-            elif task.state in (LEASED, ERRED):
+            elif task.state == ERRED:
                 continue
+            elif task.state == LEASED or (task.state == MEMORY and self.needed(task)):
+                self._take(task, task.state)
             elif not self.needed(task):
                 release.append(task_id)
-            elif task.state != MEMORY:
+            else:
                 self.hold(task)
-        return release, [task.id for task in self.tasks.values() if task.state == LEASED and task.id not in held]
+        mine = [task for task in self.held() if task.state == LEASED and not self.is_orphan(task)]
+        return release, [task.id for task in mine if task.id not in held]
 
     # ---------------------------------------------------------------------------------------------------------- settling
 
@@ -287,8 +407,12 @@ class Model:
         return said
 
     def _settle_all(self) -> None:
-        while self._settle_one():
-            pass
+        while True:
+            while self._settle_one():
+                pass
+            if self.giving_back is None or not self.give_back_max:
+                break
+            self._give_back()
         # A submission without tasks has ended.
         self.graphs = {
             name: graph

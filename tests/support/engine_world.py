@@ -20,12 +20,19 @@ class World:
     def __init__(self, free_bytes: Callable[[], int] | None = None) -> None:
         self.store = MemoryStore()
         self.engine = Engine(free_bytes)
+        self.begin_epoch()
+        self.refused: list[Refused] = []
+        #: What the last `lease` said: whether there may be more.
+        self.more = False
+
+    def begin_epoch(self) -> None:
+        """Another scheduler takes over."""
         txn = self.store.write()
         self.epoch = self.engine.begin_epoch(txn, "scheduler")
         self.engine.step(txn)
         txn.commit()
         self.seq = 0
-        self.refused: list[Refused] = []
+        self.check()
 
     def do(self, *commands: c.Command) -> c.Result:
         txn = self.store.write()
@@ -85,7 +92,7 @@ class World:
 
     def lease(self, ready: int, total: int) -> list[str]:
         txn = self.store.write()
-        leases = self.engine.lease(txn, ready, total)
+        leases, self.more = self.engine.lease(txn, ready, total)
         txn.commit()
         self.check()
         return [lease.key.decode() for lease in leases]

@@ -37,7 +37,7 @@ def test_a_chain_runs_and_is_forgotten() -> None:
     assert result.forgotten == [c.GroupCount("g", "group", 3)]
     with world.store.read() as txn:
         left = {table.name for table in Table if txn.count(table)}
-    assert left == {"META", "SESSIONS"}
+    assert left == {"META", "SESSIONS", "EPOCHS"}
 
 
 def test_a_lease_carries_everything() -> None:
@@ -51,7 +51,7 @@ def test_a_lease_carries_everything() -> None:
     )  # fmt: skip
     world.do(c.Report([2], [Level.OUT], [], [3], [1]))
     txn = world.store.write()
-    leases = world.engine.lease(txn, 0, 9)
+    leases, _ = world.engine.lease(txn, 0, 9)
     txn.commit()
     assert leases == [
         c.Lease(1, b"a", b"A", 0, c.Rank(0.0, 2.0, 5.0), [], "x", "g", b"", -1, 0, [], 1),
@@ -400,18 +400,15 @@ def test_a_lower_epoch_writes_nothing() -> None:
     assert world.state("c") == "waiting"
 
 
-def test_a_new_epoch_ends_what_the_old_one_had_before_it_applies_anything() -> None:
+def test_a_new_epoch_keeps_wants_and_what_is_held_and_aborts_what_is_open() -> None:
     world = chain()
-    world.lease(9, 9)
-    world.finish("a", "b", "c")
-    txn = world.store.write()
-    epoch = world.engine.begin_epoch(txn, "next")
-    assert world.engine.lease(txn, 9, 9) == []
-    # The result is with the old scheduler's workers: the new client must not be told that it is there.
-    result, _ = world.engine.apply(txn, epoch, 1, [c.Want("client", [b"c"])])
-    txn.commit()
-    assert result.wants == [c.WantState("client", b"c", 0, None)]
-    world.check()
+    world.add("h", {"c": [], "d": ["c"]}, want="d", seal=False)
+    world.lease(2, 2)
+    world.finish("a")
+    world.begin_epoch()
+    assert world.states("abcd") == ["memory", "processing", "queued", "forgotten"]
+    # What c needs is (or was) with the old scheduler's workers.
+    assert world.lease(9, 9) == []
 
 
 def test_a_repeated_seq_changes_nothing_and_a_gap_is_refused() -> None:

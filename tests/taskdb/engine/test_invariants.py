@@ -54,7 +54,7 @@ def put(table: Table, key: bytes, value: bytes) -> Callable[[WriteTxn], None]:
         ("queues", remove_first(Table.READY)),
         ("queues", change(state=4)),
         ("holds", put(Table.HOLDS, ONE, ONE)),
-        ("leases", change(state=3)),
+        ("holds", change(state=3)),
         ("wants", remove_first(Table.WANTS)),
         ("wants", remove_first(Table.CLIENTS)),
         ("wants", remove_first(Table.CLIENT_NAMES)),

@@ -12,7 +12,7 @@ from taskdb.wire import convert
 from taskdb.wire import taskdb_pb2 as pb
 
 COMMANDS: list[c.Command] = [
-    c.BeginGraph("s", "client", 2.5, 17.25, "label"),
+    c.BeginGraph("s", "client", 2.5, 17.25, "label", 3),
     c.AddTasks("s", 3, [b"a", b"b"], [b"x", b""], [1, 2], [0, 1], [3], [1, 0], [0.5, 1.5], [1.0, 0.0], [0, 1], ["g", "h"], [0, 1], [b"n"]),
     c.AddTasks("s", 0, [b"a"], [], [], [], [], [], [], [], [], [], [], []),
     c.SealGraph("s"),
@@ -26,6 +26,10 @@ COMMANDS: list[c.Command] = [
     c.Blame(8, 7),
     c.Cancel("client", [b"a"], True),
     c.Retry([b"a"]),
+    c.Adopt(4, [b"a", b"b"], [Level.MEMORY, Level.HELD], [2**40, -1]),
+    c.Adopt(4, [b"a"], [Level.HELD], []),
+    c.EndRecovery(),
+    c.Keep([b"datasets\0a", b"datasets\0b"], [b"x", b""]),
     c.Credit(0, 2, 3),
 ]
 
@@ -37,6 +41,10 @@ RESULT = c.Result(
     [c.Erred("client", b"a", b"c", b"p")],
     [c.Cancelled("", b"a")],
     [c.GroupCount("s", "g", 3)],
+    [
+        c.Adopted(b"a", Level.MEMORY, c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"], 3, 1)),
+        c.Adopted(b"b", Level.HELD, None),
+    ],
     queued=5,
     ready=2,
 )

@@ -1,0 +1,79 @@
+"""Puts what a worker has from an earlier scheduler into this one: results, and tasks it runs. All of it as paged tasks."""
+
+from __future__ import annotations
+
+from distributed.scheduler import Scheduler, WorkerState
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter import dask_recovery
+from scheduler_adapter.keys import unpack_key
+from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.window import Resident
+from taskdb.commands import Lease
+from taskdb.model import Level, TaskFlag
+
+
+class Adoption:
+    def __init__(self, scheduler: Scheduler, pager: Pager):
+        self.scheduler = scheduler
+        self.pager = pager
+        self.residency = pager.residency
+
+    def result(self, lease: Lease, ws: WorkerState, nbytes: int, type_name: str) -> bool:
+        """A finished task. False: the worker's copy is not wanted, as the task is being computed again."""
+        scheduler, residency = self.scheduler, self.residency
+        key = unpack_key(lease.key)
+        if ws.address not in scheduler.workers:
+            return False
+        resident = residency.window.by_key.get(key)
+        if resident is not None and not resident.stub:
+            if resident.task.state == "memory":
+                dask_recovery.add_replica(scheduler, resident.task, ws)
+            return bool(resident.task.state == "memory")
+        data = bool(lease.flags & TaskFlag.DATA)
+        if resident is None:
+            spec, _ = residency.spec(lease)
+            submission = residency.submissions.get(lease.submission)
+            computation = submission.computation if submission else None
+            ts = dask_recovery.new_in_memory(scheduler, key, None if data else spec, ws, nbytes, type_name, computation)
+            resident = Resident(key, lease.id, ts, paged=not data, told=Level.MEMORY, submission=lease.submission)
+            residency.ledger.enters(ts)
+            residency.window.add(resident)
+        else:
+            ts = resident.task
+            resident.stub = False
+            resident.told = Level.MEMORY
+            residency.window.identify(resident, lease.id)
+            dask_recovery.into_memory(scheduler, ts, ws, nbytes, type_name)
+        # Stock itself forgets it if it is lost, and the database says whether it runs again.
+        ts.has_lost_dependencies = not data
+        residency.count_dependents(resident, lease)
+        residency.rank(ts, lease)
+        internals.hold(ts, residency.holder)
+        internals.observe(scheduler, [ts], None, ())
+        for client in residency.want(ts, lease.key, lease.clients):
+            scheduler.report_on_key(ts=ts, client=client)
+        if FIRE_AND_FORGET in lease.clients:
+            self.pager.end_fire_and_forget(key)
+        return True
+
+    def running(self, lease: Lease, ws: WorkerState, run_id: int, seceded: bool) -> bool:
+        """A task the worker runs. False: it is let go of, and runs elsewhere, or again."""
+        scheduler, residency = self.scheduler, self.residency
+        key = unpack_key(lease.key)
+        resident = residency.window.by_key.get(key)
+        if resident is not None and not resident.stub:
+            return False
+        deps = residency.dependencies(lease)
+        if deps is None or any(dep.task.state != "memory" for dep in deps) or ws not in scheduler.running:
+            # Give it back.
+            residency.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
+            return False
+        spec, annotations = residency.spec(lease)
+        ts = residency.enter(key, lease, resident, spec, annotations)
+        internals.relink(ts, [dep.task for dep in deps])
+        internals.observe(scheduler, [ts], None, ())
+        dask_recovery.set_processing(scheduler, ts, ws, run_id, seceded)
+        if FIRE_AND_FORGET in lease.clients:
+            self.pager.fire_and_forget.add(key)
+        return True

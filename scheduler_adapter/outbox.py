@@ -1,0 +1,112 @@
+"""What a client has said and its scheduler has not acknowledged: kept, so that the next scheduler can be told. Pure bookkeeping.
+
+A message that must not be lost is numbered. The scheduler acknowledges numbers in their order, once what the messages did is on disk.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+Words = dict[str, Any]
+
+#: Stock's pseudo client for tasks that nobody waits for.
+FIRE_AND_FORGET = "fire-and-forget"
+_NUMBERED = {"update-graph", "cancel-keys", "variable_delete", "queue_release", "queue-future-release"}
+#: Of no use to another scheduler: a client that comes back says what it wants and what it listens to, and hears what became of it.
+_STALE = {
+    "client-releases-keys",
+    "client-desires-keys",
+    "report-key",
+    "subscribe-topic",
+    "unsubscribe-topic",
+    "variable-future-received-confirm",
+    "publish_flush_batched_send",
+}
+
+
+class Outbox:
+    def __init__(self, client: str):
+        self._client = client
+        self._last = 0
+        #: Numbered messages that are not acknowledged, oldest first.
+        self._kept: deque[Words] = deque()
+        #: Others that were said while there was no scheduler.
+        self._later: list[Words] = []
+
+    def __len__(self) -> int:
+        """Messages that are not acknowledged."""
+        return len(self._kept)
+
+    def take(self, message: Words, live: bool) -> Words:
+        """The message as it is to be sent: numbered, and kept, if it must not be lost. `live`: it will be given to a scheduler now; if not,
+        it is kept for the next one as far as that has a use for it."""
+        op = message["op"]
+        for_ever = op == "client-desires-keys" and message.get("client") == FIRE_AND_FORGET
+        if op not in _NUMBERED and not for_ever:
+            if not live and op not in _STALE:
+                self._later.append(message)
+            return message
+        message = dict(message)
+        if op == "update-graph":
+            message["taskdb_submission"] = uuid.uuid4().hex
+        elif for_ever:
+            # Stock's message does not say who sends it.
+            message["taskdb_sender"] = self._client
+        return self._keep(message, live)
+
+    def _keep(self, message: Words, live: bool) -> Words:
+        self._last += 1
+        message["taskdb_number"] = self._last
+        self._kept.append(message)
+        now = dict(message)
+        if live and message["op"] == "update-graph":
+            message["taskdb_resent"] = True  # if it is said again
+        return now
+
+    def acknowledged(self, number: int) -> None:
+        """Everything up to this number has taken effect, and is on disk."""
+        while self._kept and self._kept[0]["taskdb_number"] <= number:
+            self._kept.popleft()
+
+    def submitted_keys(self) -> set[Any]:
+        """Keys of submissions that are not acknowledged."""
+        return {key for message in self._kept if message["op"] == "update-graph" for key in message["keys"]}
+
+    def again(self, wanted: Collection[Any]) -> tuple[list[Words], list[Words]]:
+        """What the next scheduler is told: submissions, and what is fired and forgotten, before the client says what it wants; the rest
+        after that. All are numbered anew, in this order."""
+        before, after = self._split(set(wanted))
+        self._kept.clear()
+        first = [self._keep(message, live=True) for message in before]
+        rest = [self._keep(message, live=True) for message in after]
+        later, self._later = self._later, []
+        return first, [*rest, *later]
+
+    def _split(self, needed: set[Any]) -> tuple[list[Words], list[Words]]:
+        """A cancel can be told only once the wants are; so a key that was cancelled and then submitted again must not be cancelled then.
+        What nobody wants any more, nor a later graph may need, is not submitted at all."""
+        before: list[Words] = []
+        after: list[Words] = []
+        submitted: set[Any] = set()
+        for message in reversed(self._kept):
+            op, keys = message["op"], message.get("keys", ())
+            if op == "update-graph":
+                if submitted or not needed.isdisjoint(keys):
+                    before.append(message)
+                    submitted.update(keys)
+            elif op == "client-desires-keys":
+                before.append(message)
+                needed.update(keys)
+            elif op == "cancel-keys":
+                if left := [key for key in keys if key not in submitted]:
+                    after.append({**message, "keys": left})
+            else:
+                after.append(message)
+        return before[::-1], after[::-1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._later.clear()

@@ -1,0 +1,268 @@
+"""A scheduler goes on where an earlier one ended: it waits for the workers that were there, and takes in what they hold and run.
+
+Until they are back, or the time for it is over, what they held is left alone (the database leases nothing that depends on it). What then
+nobody has claimed is lost, and the database says what runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import Scheduler, WorkerState
+
+from scheduler_adapter import dask_internals as internals
+from scheduler_adapter import dask_recovery
+from scheduler_adapter.adoption import Adoption
+from scheduler_adapter.config import AdapterConfig
+from scheduler_adapter.inventory import NAME, Inventory
+from scheduler_adapter.keys import unpack_key
+from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.residency import Submission
+from scheduler_adapter.whole import Wholes
+from taskdb.client import Session
+from taskdb.commands import Adopt, Adopted, DropClient, EndRecovery, Keep
+from taskdb.model import GraphFlag, Level
+from taskdb.wire import taskdb_pb2 as pb
+
+logger = logging.getLogger("distributed.taskdb")
+
+#: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler.
+WORKERS = b"workers\0"
+_SURVIVES, _DIES = b"survives", b"dies"
+#: Keys of one Adopt: some 20 µs each of the daemon's time.
+ADOPT_KEYS = 2_000
+#: Wants of these are not dropped when nobody comes back for them.
+_NOT_CLIENTS = (FIRE_AND_FORGET, "published-", "variable-", "queue-")
+
+
+def is_restart(reason: str) -> bool:
+    """Whether a scheduler that closes for this reason leaves its workers to the next one: SIGTERM, or another one has taken over."""
+    return reason.startswith(("signal-15", "taskdb:"))
+
+
+@dataclass
+class Restored:
+    """What the database has for a new scheduler besides tasks."""
+
+    kept: dict[bytes, bytes] = field(default_factory=dict)
+    graphs: list[pb.StoredGraph] = field(default_factory=list)
+    clients: set[str] = field(default_factory=set)
+    #: Tasks that earlier schedulers held.
+    orphans: int = 0
+
+    @classmethod
+    async def read(cls, session: Session, orphans: int) -> Restored:
+        restored = cls(orphans=orphans)
+        async for reply in session.restore():
+            restored.kept.update((item.name, item.value) for item in reply.kept)
+            restored.graphs.extend(reply.graphs)
+            restored.clients.update(reply.clients)
+        return restored
+
+
+class Recovery(SchedulerPlugin):
+    name = "taskdb-recovery"
+
+    def __init__(self, scheduler: Scheduler, config: AdapterConfig, pager: Pager, undo: internals.Undo, restored: Restored):
+        self.scheduler = scheduler
+        self.config = config
+        self.pager = pager
+        #: Results and running tasks of earlier schedulers may still come back.
+        self.active = pager.recovering = restored.orphans > 0
+        #: Names of workers that are waited for.
+        self.expected = {
+            name.removeprefix(WORKERS).decode() for name, value in restored.kept.items() if name.startswith(WORKERS) and value == _SURVIVES
+        }
+        #: Clients that want something and have not come back.
+        self.absent = {name for name in restored.clients if not name.startswith(_NOT_CLIENTS)}
+        self._orphans = restored.orphans
+        self._ended = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        #: Names of workers that are here, by address.
+        self._names: dict[str, str] = {}
+        self.adoption = Adoption(scheduler, pager)
+        self.wholes = Wholes(scheduler, pager)
+        self.adopted = self.refused = 0
+        dask_recovery.forgive_unknown_spans(scheduler, undo)
+        dask_recovery.leave_workers_alone(scheduler, undo, is_restart)
+        self._stock_gather = scheduler.handlers["gather"]
+        undo.set_item(scheduler.handlers, "gather", self.gather)
+        self._show(restored.graphs)
+        self._forget_workers(restored)
+
+    # ------------------------------------------------------------------------------------------------------- the start
+
+    def start_waiting(self) -> None:
+        """Begin: wait for workers and clients, no longer than the settings say."""
+        loop = asyncio.get_running_loop()
+        if self.absent:
+            self._timers.append(loop.call_later(self.config.clients_return_seconds, self._drop_absent))
+        if not self.active:
+            self._ended.set()
+            return
+        internals.graph_update_begins(self.scheduler)
+        if not self.expected:
+            logger.info("taskdb: no worker of the scheduler before keeps its results; %d tasks of it are given back", self._orphans)
+            self.end()
+            return
+        logger.warning(
+            "taskdb: the scheduler before held %d tasks; waiting up to %.0f s for %d workers",
+            self._orphans,
+            self.config.workers_return_seconds,
+            len(self.expected),
+        )
+        self._timers.append(loop.call_later(self.config.workers_return_seconds, self._give_up))
+
+    def _show(self, graphs: Sequence[pb.StoredGraph]) -> None:
+        """Stored graphs in task groups, before the first lease: how tasks are placed depends on it. Which tasks of a graph are finished
+        is not known here, only how many."""
+        residency = self.pager.residency
+        for graph in graphs:
+            if graph.flags & GraphFlag.WHOLE and graph.unfinished:
+                self.wholes.take(graph)
+                continue
+            submission = Submission(graph.submission, graph.client, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
+            residency.submissions[graph.submission] = submission
+            finished = 1 - graph.unfinished / graph.tasks if graph.tasks else 0.0
+            for name, count in graph.groups.items():
+                residency.ledger.announce(name, count, None)
+                residency.ledger.done(name, round(count * finished))
+
+    def _forget_workers(self, restored: Restored) -> None:
+        """Those that die with their scheduler."""
+        gone = [name for name, value in restored.kept.items() if name.startswith(WORKERS) and value != _SURVIVES]
+        if gone:
+            self.pager.send(Keep(gone, [b""] * len(gone)))
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _give_up(self) -> None:
+        if not self.active:
+            return
+        logger.warning("taskdb: %d workers did not come back: %s", len(self.expected), ", ".join(sorted(self.expected)[:10]))
+        names = [WORKERS + name.encode() for name in self.expected]
+        self.expected.clear()
+        self.pager.send(Keep(names, [b""] * len(names)))
+        self.end()
+
+    def _maybe_end(self) -> None:
+        if self.active and not self.expected:
+            self.end()
+
+    def end(self) -> None:
+        """What nobody has claimed is lost, or not begun."""
+        if not self.active:
+            return
+        self.active = self.pager.recovering = False
+        self.pager.send(EndRecovery(), urgent=True)
+        internals.graph_update_ends(self.scheduler)
+        self._ended.set()
+        logger.info("taskdb: recovered; %d results and running tasks taken over, %d let go of", self.adopted, self.refused)
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if self.active:
+            self.active = False
+            internals.graph_update_ends(self.scheduler)
+        self._ended.set()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self.end()
+
+    # --------------------------------------------------------------------------------------------------------- clients
+
+    def client_returned(self, name: str) -> None:
+        self.absent.discard(name)
+
+    def _drop_absent(self) -> None:
+        """As Dask does when a client disconnects."""
+        gone = [name for name in self.absent if name not in self.scheduler.clients]
+        self.absent.clear()
+        if gone:
+            logger.warning("taskdb: %d clients did not come back; what only they wanted is let go of: %s", len(gone), ", ".join(gone[:10]))
+            self.pager.send(*[DropClient(name) for name in gone])
+
+    async def gather(self, keys: Collection[Any], **kwargs: Any) -> Any:
+        """`gather`: what a worker may be about to bring is waited for."""
+        while self.active and any(key not in self.scheduler.tasks for key in keys):
+            await asyncio.wait([asyncio.ensure_future(self._ended.wait())], timeout=0.1)
+        return await self._stock_gather(keys=keys, **kwargs)
+
+    # --------------------------------------------------------------------------------------------------------- workers
+
+    async def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        ws = scheduler.workers[worker]
+        self._names[worker] = name = str(ws.name)
+        message = dask_recovery.take_extra(ws, NAME)
+        self.pager.send(Keep([WORKERS + name.encode()], [_DIES if message is None else _SURVIVES]))
+        if message is not None:
+            try:
+                inventory = Inventory.read(message)
+            except ValueError as e:
+                logger.error("taskdb: what worker %s holds is not taken over: %s", name, e)
+            else:
+                if inventory.epoch:
+                    await self._take_in(ws, inventory)
+        self.expected.discard(name)
+        self._maybe_end()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        name = self._names.pop(worker, None)
+        # A scheduler that is closing loses them all: they are there for the next one.
+        if name is not None and scheduler.status is Status.running:
+            self.pager.send(Keep([WORKERS + name.encode()], [b""]))
+
+    async def _take_in(self, ws: WorkerState, inventory: Inventory) -> None:
+        """Everything the worker has: results first, so that what runs finds its inputs."""
+        memory = {key: at for at, key in enumerate(inventory.memory) if not self._known_result(ws, unpack_key(key))}
+        running = {key: at for at, key in enumerate(inventory.running)}
+        seceded = set(inventory.seceded)
+        taken: set[bytes] = set()
+
+        def result(answer: Adopted) -> None:
+            at = memory[answer.key]
+            if answer.lease is not None and self.adoption.result(answer.lease, ws, inventory.nbytes[at], inventory.types[at]):
+                taken.add(answer.key)
+
+        def run(answer: Adopted) -> None:
+            at = running[answer.key]
+            if answer.lease is not None and self.adoption.running(answer.lease, ws, inventory.run_ids[at], at in seceded):
+                taken.add(answer.key)
+
+        for keys in chunks(list(memory)):
+            nbytes = [inventory.nbytes[memory[key]] for key in keys]
+            await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.MEMORY] * len(keys), nbytes), result)
+        for keys in chunks([key for key in running if unpack_key(key) not in self.scheduler.tasks]):
+            await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.HELD] * len(keys)), run)
+        refused = [unpack_key(key) for key in (*memory, *running) if key not in taken]
+        dask_recovery.free_on(self.scheduler, ws, refused)
+        self.adopted += len(taken)
+        self.refused += len(refused)
+        logger.info(
+            "taskdb: worker %s is back from epoch %d with %d results and %d running tasks; %d of them are not needed, or not known",
+            ws.name,
+            inventory.epoch,
+            len(inventory.memory),
+            len(running),
+            len(refused),
+        )
+
+    def _known_result(self, ws: WorkerState, key: Any) -> bool:
+        """One more copy of a result that is resident already."""
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state != "memory":
+            return False
+        dask_recovery.add_replica(self.scheduler, ts, ws)
+        return True
+
+
+def chunks(keys: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(keys), ADOPT_KEYS):
+        yield keys[start : start + ADOPT_KEYS]

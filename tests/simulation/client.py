@@ -1,0 +1,187 @@
+"""A client: submits graphs, follows its futures as `distributed.Client` does, and gathers results."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.protocol.serialize import Serialized, deserialize, serialize, to_serialize
+
+from tests.simulation.loop import Process
+from tests.simulation.network import End
+from tests.simulation.tasks import Graph
+from tests.stress.model import Node
+
+LABEL = "client"
+
+
+@dataclass(eq=False)
+class Future:
+    node: Node
+    status: str = "pending"
+    result: Any = None
+    gathered: bool = False
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def set(self, status: str, result: Any = None) -> None:
+        if status == self.status == "finished":
+            return
+        self.status, self.result, self.gathered = status, result, False
+        if status in ("finished", "error", "cancelled"):
+            self.event.set()
+        else:
+            self.event.clear()
+
+
+@dataclass(eq=False)
+class Submitted:
+    nodes: list[Node]
+    keys: list[Any]
+    retries: int
+    name: str
+
+
+class Client:
+    """Outlives schedulers: `returns` to the next one, as with the preload; without it, its futures are cancelled."""
+
+    def __init__(self, world: Any, number: int) -> None:
+        self.world = world
+        self.name = f"client-{number}"
+        self.process = Process(self.name, world)
+        self.futures: dict[Any, Future] = {}
+        self.submitted: list[Submitted] = []
+        self._comm: End | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self.process.spawn(self._live())
+
+    # ------------------------------------------------------------------------------------------------------- the stream
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                comm = await self.world.connect(self.process)
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            comm.send({"op": "register-client", "client": self.name, "versions": {}})
+            self._return(comm)
+            self._comm = comm
+            waiting, self._waiting = self._waiting, []
+            for message in waiting:
+                comm.send([message])
+            await self._listen(comm)
+            self._comm = None
+
+    def _return(self, comm: End) -> None:
+        """State what is wanted, and say again what was not taken in."""
+
+    async def _listen(self, comm: End) -> None:
+        try:
+            while True:
+                messages = await comm.read()
+                for message in messages if isinstance(messages, list | tuple) else (messages,):
+                    self._hear(dict(message))
+        except OSError:
+            pass
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        op = message["op"]
+        if op == "cancelled-keys":
+            for key in message["keys"]:
+                self._set(key, "cancelled", message.get("reason"))
+        elif op == "key-in-memory":
+            self._set(message["key"], "finished")
+        elif op == "lost-data":
+            self._set(message["key"], "lost")
+        elif op == "task-retried":
+            self._set(message["key"], "pending")
+        elif op == "task-erred":
+            self._set(message["key"], "error", _loaded(message["exception"]))
+
+    def _set(self, key: Any, status: str, result: Any = None) -> None:
+        future = self.futures.get(key)
+        if future is not None:
+            self.world.note("future", self.name, key, status)
+            future.set(status, result)
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self._comm is None or self._comm.ended:
+            self._waiting.append(message)
+        else:
+            self._comm.send([message])
+
+    # ---------------------------------------------------------------------------------------------------------- what it does
+
+    def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
+        keys = [node.key for node in wanted]
+        for node in wanted:
+            if node.key not in self.futures:
+                self.futures[node.key] = Future(node)
+        self.world.submitted(nodes)
+        self.world.note("submits", self.name, len(nodes), keys)
+        self.send(self.message(Submitted(nodes, keys, retries, "")))
+
+    def message(self, submitted: Submitted) -> dict[str, Any]:
+        header, frames = serialize(to_serialize(Graph(submitted.nodes, submitted.retries)), on_error="raise")
+        return {
+            "op": "update-graph",
+            "expr_ser": Serialized(header, frames),
+            "keys": set(submitted.keys),
+            "internal_priority": None,
+            "submitting_task": None,
+            "fifo_timeout": 0,
+            "actors": False,
+            "code": (),
+            "annotations": {},
+            "span_metadata": {},
+        }
+
+    def release(self, keys: list[Any]) -> None:
+        self.world.note("releases", self.name, keys)
+        for key in keys:
+            del self.futures[key]
+        self.send({"op": "client-releases-keys", "keys": keys})
+
+    def cancel(self, keys: list[Any]) -> None:
+        self.world.note("cancels", self.name, keys)
+        self.send({"op": "cancel-keys", "keys": keys, "force": False, "reason": "", "msg": ""})
+
+    def unsettled(self) -> list[Future]:
+        return [f for f in self.futures.values() if not (f.gathered or f.status in ("error", "cancelled"))]
+
+    async def settle(self) -> None:
+        """Return once every future has its result, its error, or was cancelled."""
+        while pending := self.unsettled():
+            future = pending[0]
+            await future.event.wait()
+            if future.status != "finished":
+                continue
+            keys = [f.node.key for f in pending if f.status == "finished"]
+            try:
+                response = await self.world.ask_scheduler(self.process, "gather", keys=keys)
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            if response["status"] == "OK":
+                for key, value in response["data"].items():
+                    if (found := self.futures.get(key)) is not None:
+                        found.result, found.gathered = value, True
+            else:
+                for key in response["keys"]:
+                    self.send({"op": "report-key", "key": key})
+                    if key in self.futures:
+                        self.futures[key].set("pending")
+
+
+def _loaded(exception: Any) -> Any:
+    """The exception, whichever way it travels."""
+    while not isinstance(exception, BaseException):
+        if isinstance(exception, Serialized):
+            exception = deserialize(exception.header, exception.frames)
+        elif isinstance(exception, bytes):
+            exception = pickle.loads(exception)
+        else:
+            exception = exception.data
+    return exception

@@ -1,0 +1,80 @@
+"""What clients do in a run, the faults that happen meanwhile, and what every future must hold in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from tests.simulation.client import Client
+from tests.simulation.plan import Fault
+from tests.simulation.rpc import LABEL as TASKDB
+from tests.stress.model import Maker, Node
+
+
+class Work:
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.plan = world.plan
+        self.chance = Random(f"{self.plan.seed} work")
+        self.maker = Maker(self.chance, "s")
+        #: Nodes each client may build on: it holds a future of them, and they were not cancelled.
+        self._held: dict[Client, list[Node]] = {client: [] for client in world.clients}
+
+    async def do(self) -> None:
+        for fault in self.plan.faults:
+            self.world.later(fault.at, self._strike, fault)
+        for _ in range(self.plan.steps):
+            self._step(self.chance.choice(self.world.clients))
+            await asyncio.sleep(self.chance.uniform(0, 2 * self.plan.seconds / self.plan.steps))
+
+    def _step(self, client: Client) -> None:
+        held = self._held[client]
+        if held and self.chance.random() < 0.3:
+            some = self.chance.sample(held, self.chance.randint(1, len(held)))
+            self._held[client] = [node for node in held if node not in some]
+            client.release([node.key for node in some])
+            return
+        retries = self.chance.choice((0, 0, 3))
+        nodes = self.maker.graph(self.chance.randint(3, 20), held, retries)
+        ends = [node for node in nodes if not node.dependents]
+        wanted = ends + [node for node in nodes if node.dependents and self.chance.random() < 0.1]
+        client.submit(nodes, wanted, retries)
+        self._held[client] = held + wanted
+
+    # ----------------------------------------------------------------------------------------------------------- faults
+
+    def _strike(self, fault: Fault) -> None:
+        world = self.world
+        if fault.kind == "daemon":
+            if fault.point:
+                world.daemon.armed = (fault.point, fault.passes)
+            else:
+                world.daemon.kill("at its leisure")
+        elif fault.kind == "link":
+            for end in world.network.ends(TASKDB):
+                world.note("link cut")
+                world.network.cut(end)
+        elif fault.kind == "worker":
+            if world.workers:
+                world.kill_worker(self.chance.choice(list(world.workers.values())))
+        elif fault.kind == "scheduler":
+            world.kill_scheduler("at its leisure")
+
+    # ------------------------------------------------------------------------------------------------------------- the end
+
+    async def settled(self) -> None:
+        while any(client.unsettled() for client in self.world.clients):
+            await asyncio.gather(*(client.process.spawn(client.settle()) for client in self.world.clients))
+
+    def judge(self) -> None:
+        for client in self.world.clients:
+            for key, future in client.futures.items():
+                status = future.status
+                if wrong := future.node.judge(status, future.result):
+                    self.world.failed(f"{client.name}: future {key} {wrong}")
+
+    def release_all(self) -> None:
+        for client in self.world.clients:
+            if client.futures:
+                client.release(list(client.futures))

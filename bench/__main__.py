@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import statistics
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import figures
+from bench.recovery import make_store, start_to_first
 from bench.runs import Interrupted, Options, machine, run
 from bench.workloads import WORKLOADS
 from bench.zero_worker import NBYTES
 
 #: Threads of a worker when nothing is said.
 NTHREADS_ZERO, NTHREADS_REAL = 4, 1
+#: Sizes of the stores that a scheduler is started on.
+SIZES = (10_000, 100_000, 1_000_000)
 
 
 @click.group()
@@ -113,6 +119,39 @@ def compare(
         Console().print(figures.side_by_side(content))
     if failed:
         sys.exit(1)
+
+
+@main.command()
+@click.option(
+    "--tasks", type=click.IntRange(1), multiple=True, default=(10_000, 100_000, 1_000_000), show_default=True, help="Unfinished tasks."
+)
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are shown.")
+def recovery(tasks: tuple[int, ...], repeat: int) -> None:
+    """Time from a scheduler's start to its first task, on stores with unfinished work, in turn with a stock scheduler's start."""
+    with tempfile.TemporaryDirectory(prefix="taskdb-bench-") as name:
+        folder = Path(name)
+        sizes = {}
+        for count in tasks:
+            click.echo(f"making a store with {count:,} unfinished tasks", err=True)
+            sizes[count] = make_store(folder / str(count), count)
+        times: dict[int, list[float]] = {count: [] for count in (0, *tasks)}
+        for number in range(repeat):
+            click.echo(f"round {number + 1} of {repeat}", err=True)
+            for count in times:
+                # Each start is a recovery of its own: the store is as the crash left it.
+                store = folder / str(count)
+                copy = folder / "copy"
+                if count:
+                    shutil.copytree(store, copy)
+                times[count].append(start_to_first(folder, copy if count else None))
+                shutil.rmtree(copy, ignore_errors=True)
+    table = Table("store", "unfinished tasks", "start to first task, s", "over stock, s")
+    stock = statistics.median(times.pop(0))
+    table.add_row("stock: a registered worker", "", f"{stock:.2f}", "")
+    for count, seconds in times.items():
+        median = statistics.median(seconds)
+        table.add_row("ours", f"{sizes[count]:,}", f"{median:.2f}", f"{median - stock:.2f}")
+    Console().print(table)
 
 
 @main.command()

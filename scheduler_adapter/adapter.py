@@ -36,6 +36,7 @@ class Adapter:
         self.restored = Restored()
         self.recovery: Recovery | None = None
         self.returning: Returning | None = None
+        self.submitter: Submitter | None = None
         self.kept: Kept | None = None
         self.ingest = IngestProcess()
         self.pager = Pager(scheduler, config)
@@ -63,7 +64,7 @@ class Adapter:
             raise
         self.pager.session = self.session
         self.pager.store = info.store_uuid
-        self.restored = await Restored.read(self.session, info.orphans)
+        self.restored = await Restored.read(self.session, info.orphans, config.connect_timeout_seconds)
         self.ingest.start()
         self._take_over()
         logger.info("taskdb: epoch %d on %s (store %s)", info.epoch, address, info.store_uuid)
@@ -95,7 +96,8 @@ class Adapter:
         elif state == "live":
             logger.warning("taskdb: the daemon is back")
             self.pager.link_restored()
-            self.submitter.arrivals.link_restored()
+            if self.submitter is not None:
+                self.submitter.arrivals.link_restored()
         else:
             # Fenced, or refused for good: a scheduler without its database must not run on.
             logger.critical("taskdb: %s; this scheduler stops", detail)

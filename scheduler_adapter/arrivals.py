@@ -39,6 +39,8 @@ class Arriving:
     wanted: set[Any]
     #: Packed keys of the run.
     packed: Sequence[bytes]
+    #: See `Window.runs`.
+    number: int
 
 
 class Arrivals:
@@ -56,7 +58,10 @@ class Arrivals:
     ) -> None:
         """Ids will come with the answer to `run`: for these residents, and to be counted in these groups (empty: not at all)."""
         submission.runs_under_way += 1
-        self._arriving[submission.name, run.first_index] = Arriving(submission, groups, residents, wanted, run.keys)
+        window = self.pager.window
+        window.runs += 1
+        window.runs_without_ids[window.runs] = None
+        self._arriving[submission.name, run.first_index] = Arriving(submission, groups, residents, wanted, run.keys, window.runs)
 
     def abort(self, name: str) -> None:
         """The submission is given up: nothing of it is to stay. Answers that are under way are still counted, as they will be forgotten."""
@@ -108,6 +113,7 @@ class Arrivals:
         if self.pager.session.unacked <= 1:
             self._answered.clear()
         self._answered[at] = arriving
+        self.pager.window.runs_without_ids.pop(arriving.number, None)
         submission = arriving.submission
         known = set(added.known)
         submission.remaining += len(added.ids) - len(known)
@@ -130,11 +136,11 @@ class Arrivals:
         cs = internals.client_state(self.scheduler, client)
         if cs is None:
             return
-        ending = self.pager.residency.ending
+        is_old = self.pager.residency.is_old
         keys = []
         for i in added.known:
             packed = arriving.packed[i]
-            ts = self.scheduler.tasks.get(unpack_key(packed)) if added.ids[i] and (client, packed) not in ending else None
+            ts = self.scheduler.tasks.get(unpack_key(packed)) if added.ids[i] and not is_old(client, packed) else None
             if ts is not None and ts.key in arriving.wanted and cs not in (ts.who_wants or ()):
                 keys.append(ts.key)
         if keys:
@@ -178,7 +184,7 @@ class Arrivals:
     def _forget(self, submission: Submission) -> None:
         """No answer will come any more."""
         for at in [at for at in self._arriving if at[0] == submission.name]:
-            del self._arriving[at]
+            self.pager.window.runs_without_ids.pop(self._arriving.pop(at).number, None)
         submission.sealed = True
         submission.runs_under_way = 0
         self.pager.residency.maybe_end(submission)

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
 from distributed import Client, Future
 from distributed.core import CommClosedError
 
 from scheduler_adapter import dask_client as internals
-from scheduler_adapter.config import register_defaults
+from scheduler_adapter.config import scheduler_return_seconds
 from scheduler_adapter.dask_client import Call, NotAnswered, NotConnected
 from scheduler_adapter.outbox import Outbox, Words
 from scheduler_adapter.supported import check_supported
@@ -32,6 +31,8 @@ PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 2.0
 #: How long one attempt may take: a scheduler that listens answers once it has started.
 ATTEMPT_SECONDS = 10.0
+#: How long a scheduler without taskdb must have been there until it is taken for the one that came back; one that closes is without, too.
+WITHOUT_SECONDS = 10.0
 #: A call may fail before the stream is seen to be broken; so long it is waited for that.
 NOTICED_SECONDS = 1.0
 #: Calls that change nothing, so they can be made again.
@@ -77,7 +78,6 @@ class SchedulerLost(CommClosedError):
 
 async def dask_setup(client: Client) -> None:
     check_supported()
-    register_defaults()
     await Survivor(client).start()
 
 
@@ -92,9 +92,12 @@ class Survivor:
 
     def __init__(self, client: Client):
         self.client = client
+        self._limit_seconds = scheduler_return_seconds()
         self.outbox = Outbox(client.id)
         #: Epoch of the scheduler it is, or was last, connected to; 0: one without taskdb, and stock behaviour.
         self.epoch = 0
+        #: The store that epoch is of.
+        self.store = ""
         #: There is a stream, and the scheduler has been told everything.
         self._live = True
         #: Schedulers it has been connected to.
@@ -109,7 +112,7 @@ class Survivor:
         answer = await self._question()
         if answer is None:
             return
-        self.epoch = int(answer["epoch"])
+        self.epoch, self.store = int(answer["epoch"]), str(answer["store"])
         self._stock_send = internals.replace_send(client, self._send)
         self._stock_reconnect = internals.replace_reconnect(client, self._reconnect)
         internals.on_message(client, "taskdb-acknowledged", self.outbox.acknowledged)
@@ -153,14 +156,15 @@ class Survivor:
             return
         self._live = False
         self._changed.clear()
-        limit = parse_timedelta(dask.config.get("taskdb.scheduler-return"))
+        limit = self._limit_seconds
         logger.warning(
-            "taskdb: the scheduler at %s is gone; %d futures stay as they are, for %.0f s, until one is back",
+            "taskdb: lost the scheduler at %s; %d futures stay as they are, for %.0f s, until one is back",
             client.scheduler.address,
             len(client.futures),
             limit,
         )
-        problem: BaseException | None = None
+        problem: object = "its cluster was closed"
+        without_since = 0.0
         deadline = time.monotonic() + limit
         pause = PAUSE_SECONDS_MIN
         while internals.is_open(client) and not internals.has_closed_cluster(client):
@@ -168,26 +172,34 @@ class Survivor:
             try:
                 internals.move_to(client, internals.address_now(client, dask.config.get("taskdb.scheduler-file")))
                 answer = await self._question()
-                if answer is None:
-                    await self._go_on_as_stock()
-                else:
+                if answer is not None:
                     await self._go_on(answer)
-                return
+                    return
+                without_since = without_since or time.monotonic()
+                if time.monotonic() - without_since >= WITHOUT_SECONDS:
+                    await self._go_on_as_stock()
+                    return
+                problem = "the one there does not keep its tasks in taskdb"
             except ImportError as e:
                 problem = e
                 break
             except Exception as e:  # mostly OSError: nobody is there
                 logger.debug("the scheduler is not back", exc_info=True)
-                problem = e
+                problem, without_since = repr(e), 0.0
             if time.monotonic() + pause > deadline:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
-        await self._give_up(f"no scheduler came back within {limit:.0f} s ({problem or 'its cluster was closed'})")
+        await self._give_up(f"no scheduler came back within {limit:.0f} s ({problem})")
 
     async def _go_on(self, answer: dict[str, Any]) -> None:
         """Register with the scheduler, and tell it what it cannot know. Raises OSError, TimeoutError, ImportError."""
         client = self.client
+        epoch, store = int(answer["epoch"]), str(answer["store"])
+        if store != self.store:
+            logger.error("taskdb: the scheduler that is back has another store: futures of tasks that are not in it are cancelled")
+        elif epoch < self.epoch:
+            raise OSError(f"the scheduler there is an older one (epoch {epoch}, not {self.epoch} or later)")
         await internals.connect(client, ATTEMPT_SECONDS)
         self.outbox.acknowledged(int(answer["received"]))
         keys = await internals.wanted_keys(client)
@@ -197,7 +209,7 @@ class Survivor:
         first, rest = self.outbox.again(wanted)
         internals.say(client, *first, {"op": "taskdb-restate", "keys": wanted}, *rest)
         internals.say(client, *({"op": "subscribe-topic", "topic": topic, "client": client.id} for topic in internals.topics(client)))
-        self.epoch = int(answer["epoch"])
+        self.epoch, self.store = epoch, store
         self._live = True
         self._lives += 1
         self._changed.set()

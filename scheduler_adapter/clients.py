@@ -40,6 +40,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: Messages that neither change nor read tasks: they do not wait behind a graph.
 _PASS = {"heartbeat-client", "subscribe-topic", "unsubscribe-topic"}
+#: Messages that take effect though their client is gone: a Variable or Queue waits for them.
+_RECEIPTS = {"variable-future-received-confirm", "queue-future-release"}
 #: Messages that overtake.
 _OVERTAKE = {"cancel-keys", "close-client"}
 
@@ -51,6 +53,8 @@ class Clients:
         self.submitter = submitter
         self.returning = returning
         self.inboxes: dict[str, Inbox] = {}
+        returning.on_gone = self.remove
+        returning.busy = lambda client: (inbox := self.inboxes.get(client)) is not None and not inbox.idle
         self._cancel_words: tuple[str, str] = ("", "")
         pager.on_cancelled = self._cancelled
         self._install(undo)
@@ -67,7 +71,7 @@ class Clients:
             "client-desires-keys": self.desires,
             "client-releases-keys": self.releases,
             "cancel-keys": self.cancel,
-            "close-client": self.remove,
+            "close-client": self.close,
             "update-data": self.update_data,
             "report-key": self.report_key,
         }
@@ -278,8 +282,15 @@ class Clients:
 
     # ---------------------------------------------------------------------------------------------- disconnect, restart
 
+    def close(self, client: str) -> None:
+        """`close-client`: it will not come back."""
+        self.returning.leaves(client)
+        self.remove(client)
+
     def remove(self, client: str, stimulus_id: str | None = None) -> None:
         """A client is gone. Overtakes: its graphs still arriving are stopped, but for those it left to fire-and-forget."""
+        if self.returning.may_return(client):
+            return
         inbox = self.inboxes.get(client)
         if inbox is None or inbox.idle:
             self._remove_now(client, stimulus_id)
@@ -288,6 +299,10 @@ class Clients:
         elif any(m.op == "client-desires-keys" and m.kwargs["client"] == FIRE_AND_FORGET for m in inbox.waiting()):
             # It leaves work behind that may build on anything it sent: finish in order, then leave.
             inbox.put(Message("close-client", self._remove_now, {"client": client, "stimulus_id": stimulus_id}))
+        elif receipts := [m for m in inbox.waiting() if m.op in _RECEIPTS]:
+            inbox.stop()
+            for message in (*receipts, Message("close-client", self._remove_now, {"client": client, "stimulus_id": stimulus_id})):
+                inbox.put(message)
         else:
             inbox.stop()
             self._remove_now(client, stimulus_id)

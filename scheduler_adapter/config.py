@@ -41,19 +41,11 @@ class AdapterConfig:
     @classmethod
     def load(cls, **overrides: Any) -> AdapterConfig:
         """From dask.config; an override that is None is not one. Raises ValueError with one line for a bad value."""
-        register_defaults()
-        found = {k.replace("_", "-"): v for k, v in dask.config.get("taskdb").items()}
+        found = _found()
         found.update({k.replace("_", "-"): v for k, v in overrides.items() if v is not None})
 
         def read(name: str, convert: Callable[[Any], Any], expected: str, least: float) -> Any:
-            value = found[name]
-            try:
-                result = convert(value)
-                if not result >= least:
-                    raise ValueError(value)
-            except (TypeError, ValueError, KeyError, OverflowError):
-                raise ValueError(f"taskdb.{name} is {value!r}; it is {expected}, {least:g} or more") from None
-            return result
+            return _read(found, name, convert, expected, least)
 
         return cls(
             url=found["url"],
@@ -67,6 +59,28 @@ class AdapterConfig:
             workers_return_seconds=read("workers-return", _seconds, 'a number of seconds, or a text like "30s"', 0),
             clients_return_seconds=read("clients-return", _seconds, 'a number of seconds, or a text like "1m"', 0),
         )
+
+
+def scheduler_return_seconds() -> float:
+    """How long workers and clients wait for a scheduler that has died. Raises ValueError with one line for a bad value."""
+    seconds: float = _read(_found(), "scheduler-return", _seconds, 'a number of seconds, or a text like "10m"', 0)
+    return seconds
+
+
+def _found() -> dict[str, Any]:
+    register_defaults()
+    return {k.replace("_", "-"): v for k, v in dask.config.get("taskdb").items()}
+
+
+def _read(found: dict[str, Any], name: str, convert: Callable[[Any], Any], expected: str, least: float) -> Any:
+    value = found[name]
+    try:
+        result = convert(value)
+        if not result >= least:
+            raise ValueError(value)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise ValueError(f"taskdb.{name} is {value!r}; it is {expected}, {least:g} or more") from None
+    return result
 
 
 def _whole(value: Any) -> int:

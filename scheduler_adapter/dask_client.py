@@ -213,9 +213,10 @@ def has_closed_cluster(client: Client) -> bool:
 
 
 async def ask_taskdb(client: Client) -> Any:
-    """What the scheduler there says of its database; None from one that has no such handler. Waits for no scheduler to be back."""
+    """What the scheduler there says of its database; None from one that has none. Does not wait for a scheduler to be back."""
     token = _STRAIGHT.set(True)
     try:
-        return await client.scheduler.taskdb(client=client.id)
+        identity = await client.scheduler.identity(n_workers=0)
+        return await client.scheduler.taskdb(client=client.id) if "taskdb" in identity else None
     finally:
         _STRAIGHT.reset(token)

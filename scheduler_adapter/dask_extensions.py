@@ -137,6 +137,13 @@ class Queues:
         self.queues[name] = queue
         self.client_refcount[name] = clients
 
+    def take(self, name: Any, index: int) -> None:
+        """Get the record at a place in the queue; who waits for room is told."""
+        queue = self.queues[name]
+        queue._queue.rotate(-index)
+        queue.get_nowait()
+        queue._queue.rotate(index)
+
     def watch(self, name: Any, on_put: Callable[[dict[str, Any]], None], on_get: Callable[[], None]) -> None:
         """Shadows `_put` and `_get` of the `asyncio.Queue`, which are made to be overridden: all that goes in and out passes them."""
         queue = self.queues[name]

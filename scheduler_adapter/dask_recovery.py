@@ -94,3 +94,22 @@ def forgive_unknown_spans(scheduler: Scheduler, undo: Undo) -> None:
         stock(ws, {metric: value for metric, value in data.items() if metric[1] in spans.spans})
 
     undo.set_attr(spans, "heartbeat", heartbeat)
+
+
+def watch_runs(scheduler: Scheduler, undo: Undo, told: Callable[[str, Any, str, dict[str, Any]], bool]) -> None:
+    """`told(op, key, worker, message)` sees first what workers say of the tasks they run, and says whether stock is to be spared it.
+
+    Stock lets a worker free what it does not know. Wraps the handlers of these messages in `stream_handlers`.
+    """
+
+    def watch(op: str) -> None:
+        stock = scheduler.stream_handlers[op]
+
+        def handler(key: Any, worker: str, **message: Any) -> None:
+            if not told(op, key, worker, message):
+                stock(key=key, worker=worker, **message)
+
+        undo.set_item(scheduler.stream_handlers, op, handler)
+
+    for op in ("task-finished", "task-erred", "long-running", "reschedule"):
+        watch(op)

@@ -7,9 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from taskdb.cli.exits import LOCKED_OR_FORMAT
 from taskdb.errors import Unavailable
+
+#: Pause until a store that is in use is tried again.
+LOCKED_PAUSE_SECONDS = 0.25
 
 
 class EmbeddedDaemon:
@@ -29,18 +34,31 @@ class EmbeddedDaemon:
 
     async def start(self, timeout_seconds: float) -> None:
         """Return once it serves. Raises Unavailable with its last words if it ends, or is not ready in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while not await self._try(deadline - time.monotonic()):
+            # The daemon of a scheduler that has just died may still be writing: it ends with it, a moment later.
+            locked = self._process is not None and self._process.returncode == LOCKED_OR_FORMAT
+            if not locked or time.monotonic() + LOCKED_PAUSE_SECONDS > deadline:
+                words = b"".join(self._log).decode(errors="replace").strip().splitlines()
+                await self.close()
+                raise Unavailable(words[-1] if words else "the embedded daemon (`taskdb serve`) did not get ready in time")
+            await asyncio.sleep(LOCKED_PAUSE_SECONDS)
+
+    async def _try(self, timeout_seconds: float) -> bool:
         command = [sys.executable, "-m", "taskdb", "serve", "--data", str(self._data), "--listen", self.address, "--exit-with-parent"]
         if self._temporary:
             # What is thrown away at the end need not survive a power cut.
             command += ["--durability", "os"]
+        self._log = []
         self._process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         ready = asyncio.Event()
         self._reader = asyncio.get_running_loop().create_task(self._read(ready))
-        await asyncio.wait([asyncio.ensure_future(ready.wait()), self._reader], timeout=timeout_seconds, return_when="FIRST_COMPLETED")
-        if not ready.is_set():
-            words = b"".join(self._log).decode(errors="replace").strip().splitlines()
-            await self.close()
-            raise Unavailable(words[-1] if words else "the embedded daemon (`taskdb serve`) did not get ready in time")
+        waiting = asyncio.ensure_future(ready.wait())
+        await asyncio.wait([waiting, self._reader], timeout=timeout_seconds, return_when="FIRST_COMPLETED")
+        waiting.cancel()
+        if not ready.is_set() and self._reader.done():
+            await self._process.wait()
+        return ready.is_set()
 
     async def _read(self, ready: asyncio.Event) -> None:
         assert self._process is not None and self._process.stderr is not None

@@ -331,12 +331,26 @@ class Queues:
 
     def _count_changed(self, at: tuple[Any, Any], old: Any, count: Any) -> None:
         """One less of a future: a client has confirmed that it has it."""
-        if old is ABSENT or (count is not ABSENT and count >= old) or at not in self._taken:
+        if count is not ABSENT and count < 0:
+            # Of a queue that is gone. Not to be counted against what may come; and 0 now would make stock end a want that is not there.
+            asyncio.get_running_loop().call_soon(self._queues.future_refcount.pop, at, None)
+        if old is ABSENT or count is ABSENT or count >= old:
             return
-        taken = self._taken[at]
-        self._kept.remove(QUEUE_ITEMS, (at[0], taken.popleft()))
-        if not taken:
-            del self._taken[at]
+        if at not in self._taken:
+            self._withdraw(*at)
+        if taken := self._taken.get(at):
+            self._kept.remove(QUEUE_ITEMS, (at[0], taken.popleft()))
+            if not taken:
+                del self._taken[at]
+
+    def _withdraw(self, name: Any, key: Any) -> None:
+        """The scheduler before handed it out, so it is in the queue again. It leaves as if it were got now."""
+        stored = self._stored.get(name, deque())
+        index = next((i for i, (_, other) in enumerate(stored) if other == key), None)
+        if index is not None:
+            stored.rotate(-index)
+            self._queues.take(name, index)
+            stored.rotate(index)
 
     async def get(self, name: Any = None, **kwargs: Any) -> Any:
         answer = await self._stock_get(name=name, **kwargs)

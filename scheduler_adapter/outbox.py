@@ -25,6 +25,8 @@ _STALE = {
     "variable-future-received-confirm",
     "publish_flush_batched_send",
 }
+#: Bytes of graphs that are searched for the keys of earlier ones; of more it is not known what they need.
+SEARCHED_BYTES_MAX = 16 * 2**20
 
 
 class Outbox:
@@ -87,16 +89,18 @@ class Outbox:
 
     def _split(self, needed: set[Any]) -> tuple[list[Words], list[Words]]:
         """A cancel can be told only once the wants are; so a key that was cancelled and then submitted again must not be cancelled then.
-        What nobody wants any more, nor a later graph may need, is not submitted at all."""
+        What nobody wants any more, nor a later graph names, is not submitted at all."""
         before: list[Words] = []
         after: list[Words] = []
         submitted: set[Any] = set()
+        later = _Frames()
         for message in reversed(self._kept):
             op, keys = message["op"], message.get("keys", ())
             if op == "update-graph":
-                if submitted or not needed.isdisjoint(keys):
+                if not needed.isdisjoint(keys) or later.may_name(keys):
                     before.append(message)
                     submitted.update(keys)
+                    later.add(message)
             elif op == "client-desires-keys":
                 before.append(message)
                 needed.update(keys)
@@ -110,3 +114,26 @@ class Outbox:
     def clear(self) -> None:
         self._kept.clear()
         self._later.clear()
+
+
+class _Frames:
+    """Graphs as they were pickled. A key that one of them needs stands in it as its text."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, message: Words) -> None:
+        self._bytes += sum(memoryview(frame).nbytes for frame in message["expr_ser"].frames)
+        if self._bytes <= SEARCHED_BYTES_MAX:
+            self._frames.extend(bytes(frame) for frame in message["expr_ser"].frames)
+
+    def may_name(self, keys: Collection[Any]) -> bool:
+        return self._bytes > SEARCHED_BYTES_MAX or any(_text(key) in frame for key in keys for frame in self._frames)
+
+
+def _text(key: Any) -> bytes:
+    """What is to be found wherever the key is pickled; b"" if that is not known."""
+    while isinstance(key, tuple) and key:
+        key = key[0]
+    return key.encode(errors="replace") if isinstance(key, str) else b""

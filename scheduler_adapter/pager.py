@@ -30,8 +30,10 @@ from taskdb.commands import (
     Cancelled,
     Command,
     Credit,
+    DropClient,
     Erred,
     Fail,
+    Lease,
     Report,
     Result,
     TakenWhole,
@@ -82,6 +84,8 @@ class Pager(SchedulerPlugin):
         #: Workers may still bring what earlier schedulers held.
         self.recovering = False
         self.ready_on_disk = 0
+        #: Graphs on their way of which workers have something: nothing is leased until that is claimed.
+        self.holding = 0
         #: Keys wanted by FIRE_AND_FORGET that are not done.
         self.fire_and_forget: set[Any] = set()
         self._not_idle = False
@@ -91,7 +95,10 @@ class Pager(SchedulerPlugin):
         self._flush_is_urgent = False
         self._gathering = False
         self._unneeded_now: list[Resident] = []
-        self._ended_at: deque[tuple[int, Unwant]] = deque()
+        self._ended_at: deque[tuple[int, Unwant | DropClient]] = deque()
+        #: Number of the batch that told last of a task, by id; and the same in order. Until it is on disk.
+        self._told_at: dict[int, int] = {}
+        self._told: deque[tuple[int, int]] = deque()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
         self._adopting: dict[bytes, deque[Adopting]] = {}
@@ -109,9 +116,9 @@ class Pager(SchedulerPlugin):
         for command in commands:
             if type(command) is Unwant:
                 ending.update(((command.client, key), command) for key in command.keys)
-            elif type(command) is Want and ending:
+            elif type(command) is Want and (ending or self.residency.restated):
                 for key in command.keys:
-                    ending.pop((command.client, key), None)
+                    self.residency.wants(command.client, key)
         self.schedule(urgent=urgent)
 
     def schedule(self, *, urgent: bool = False) -> None:
@@ -137,19 +144,37 @@ class Pager(SchedulerPlugin):
         self._flush_is_urgent = False
         commands, self._pending = self._pending, []
         commands.extend(self._reports())
-        told = credit(
-            threads=self.scheduler.total_nthreads,
-            runnable=internals.runnable_here(self.scheduler),
-            leased=len(self.window.leased),
-            lookahead=self.config.lookahead,
-        )
-        if commands or (self.backlog and told != self._credit_told):
+        told = (0, 0)
+        if not self.holding:
+            told = credit(
+                threads=self.scheduler.total_nthreads,
+                runnable=internals.runnable_here(self.scheduler),
+                leased=len(self.window.leased),
+                lookahead=self.config.lookahead,
+            )
+        if commands or ((self.backlog or self.holding) and told != self._credit_told):
             self._credit_told = told
             commands.append(Credit(*told, session.leases_seen))
             seq = session.send(commands)
             for command in commands:
-                if type(command) is Unwant:
+                if isinstance(command, Unwant | DropClient):
                     self._ended_at.append((seq, command))
+                elif type(command) is Report:
+                    self._note_told(command.ids, seq)
+                elif type(command) is Fail or type(command) is Blame:
+                    self._note_told((command.id,), seq)
+
+    def _note_told(self, ids: Iterable[int], seq: int) -> None:
+        for id in ids:
+            self._told_at[id] = seq
+            self._told.append((seq, id))
+
+    def _forget_told(self, durable_seq: int) -> None:
+        told = self._told
+        while told and told[0][0] <= durable_seq:
+            seq, id = told.popleft()
+            if self._told_at.get(id) == seq:
+                del self._told_at[id]
 
     def _reports(self) -> list[Command]:
         """What changed since the last time. Finished tasks come first, and those that left last: so the database never sees a result gone
@@ -176,16 +201,36 @@ class Pager(SchedulerPlugin):
             return Fail(resident.id, write_error(blame.exception, blame.traceback), blame.exception_text or "")
         return Blame(resident.id, cause.id)
 
+    def _news(self, leases: list[Lease]) -> list[Lease]:
+        """Without tasks of which the database has yet to hear, or had when it said this: after a broken link it leases again whatever it
+        has not heard of. Some that have left learn their ids by it."""
+        assert self.session is not None
+        answered = self.session.last_seq - self.session.in_flight
+        left = [r for r in self.window.changed if r.task is None]
+        untold = {r.id for r in left}
+        nameless = {r.key: r for r in left if not r.id}
+        out = []
+        for lease in leases:
+            resident = nameless.get(unpack_key(lease.key)) if nameless else None
+            if resident is not None and resident.submission == lease.submission:
+                self.window.identify(resident, lease.id)
+            elif lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
+                out.append(lease)
+        return out
+
     async def answered(self) -> None:
         """Return once everything queued so far has been applied by the database."""
-        if self._flush is not None:
-            self._flush.cancel()
-        self._flush_is_urgent = True
-        self._do_flush()
+        self._flush_now()
         if self.session is not None and self.session.in_flight:
             waiter = self._loop.create_future()
             self._waiters.append((self.session.last_seq, waiter))
             await waiter
+
+    def _flush_now(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
+        self._flush_is_urgent = True
+        self._do_flush()
 
     def next_seq(self) -> int:
         """Number of the batch that carries, or carried, what has been queued so far."""
@@ -231,7 +276,8 @@ class Pager(SchedulerPlugin):
         for client, key in self._asked:
             self._pending.append(Want(client, [key]))
         self._pending.extend({id(asked): asked.command for waiting in self._adopting.values() for asked in waiting}.values())
-        self.schedule(urgent=True)
+        # IMPORTANT: at once: what was finished meanwhile must be told before the next credit.
+        self._flush_now()
 
     def close(self) -> None:
         if self._flush is not None:
@@ -246,12 +292,17 @@ class Pager(SchedulerPlugin):
 
     async def adopt(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> None:
         """Claim what a worker has. `on_answer` is called before any lease that comes with the answers is taken in."""
-        asked = Adopting(command, on_answer, self._loop.create_future(), len(command.keys))
-        for key in command.keys:
-            self._adopting.setdefault(key, deque()).append(asked)
+        asked = self.expect_adopted(command, on_answer)
         self.send(command, urgent=True)
         if command.keys:
             await asked.done
+
+    def expect_adopted(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> Adopting:
+        """The same, for a command that goes out with others."""
+        asked = Adopting(command, on_answer, self._loop.create_future(), len(command.keys))
+        for key in command.keys:
+            self._adopting.setdefault(key, deque()).append(asked)
+        return asked
 
     def _on_adopted(self, answer: Adopted) -> None:
         waiting = self._adopting.get(answer.key)
@@ -340,7 +391,7 @@ class Pager(SchedulerPlugin):
         if result.leases:
             # What an earlier scheduler knew of.
             self.fire_and_forget.update(unpack_key(lease.key) for lease in result.leases if FIRE_AND_FORGET in lease.clients)
-            self.residency.page_in(result.leases)
+            self.residency.page_in(self._news(result.leases))
         unknown: dict[str, list[Any]] = {}
         for want in result.wants:
             self._on_want(want, unknown)
@@ -355,16 +406,24 @@ class Pager(SchedulerPlugin):
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters = [w for w in self._waiters if w[0] > seq]
+        self._forget_told(self.session.durable_seq)
         # A daemon that dies before that says again what it knew before.
         while self._ended_at and self._ended_at[0][0] <= self.session.durable_seq:
             _, command = self._ended_at.popleft()
-            ending = self.residency.ending
-            for key in command.keys:
-                if ending.get((command.client, key)) is command:
-                    del ending[command.client, key]
+            self._ended(command)
         if self._gathering or self._pending or self.window.changed:
             self._gathering = False
             self.schedule()
+
+    def _ended(self, command: Unwant | DropClient) -> None:
+        residency = self.residency
+        if isinstance(command, DropClient):
+            if residency.restated.get(command.client, (None,))[0] is command:
+                del residency.restated[command.client]
+        else:
+            for key in command.keys:
+                if residency.ending.get((command.client, key)) is command:
+                    del residency.ending[command.client, key]
 
     def _note_backlog(self, result: Result) -> None:
         """While work is on disk the scheduler is not idle, though nothing of it is in its tables."""
@@ -382,7 +441,7 @@ class Pager(SchedulerPlugin):
         resident = self.window.by_key.get(unpack_key(want.key))
         if resident is not None and resident.task is not None:
             cs = internals.client_state(self.scheduler, want.client)
-            if cs is not None and cs not in (resident.task.who_wants or ()) and (want.client, want.key) not in self.residency.ending:
+            if cs is not None and cs not in (resident.task.who_wants or ()) and not self.residency.is_old(want.client, want.key):
                 internals.hold(resident.task, cs)
                 self.scheduler.report_on_key(ts=resident.task, client=want.client)
         elif want.state is TaskState.ERRED:

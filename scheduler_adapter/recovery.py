@@ -24,9 +24,11 @@ from scheduler_adapter.inventory import NAME, Inventory
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
 from scheduler_adapter.residency import Submission
+from scheduler_adapter.unclaimed import Brought
 from scheduler_adapter.whole import Wholes
 from taskdb.client import Session
-from taskdb.commands import Adopt, Adopted, DropClient, EndRecovery, Keep
+from taskdb.commands import Adopt, Adopted, DropClient, EndRecovery, Keep, Lease
+from taskdb.errors import Unavailable
 from taskdb.model import GraphFlag, Level
 from taskdb.wire import taskdb_pb2 as pb
 
@@ -37,6 +39,8 @@ WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
 #: Keys of one Adopt: some 20 µs each of the daemon's time.
 ADOPT_KEYS = 2_000
+#: Pause before what earlier schedulers left is asked for again.
+READ_AGAIN_SECONDS = 0.1
 #: Wants of these are not dropped when nobody comes back for them.
 _NOT_CLIENTS = (FIRE_AND_FORGET, "published-", "variable-", "queue-")
 
@@ -57,13 +61,22 @@ class Restored:
     orphans: int = 0
 
     @classmethod
-    async def read(cls, session: Session, orphans: int) -> Restored:
-        restored = cls(orphans=orphans)
-        async for reply in session.restore():
-            restored.kept.update((item.name, item.value) for item in reply.kept)
-            restored.graphs.extend(reply.graphs)
-            restored.clients.update(reply.clients)
-        return restored
+    async def read(cls, session: Session, orphans: int, timeout_seconds: float) -> Restored:
+        """Raises Unavailable if the daemon is away for longer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while True:
+            restored = cls(orphans=orphans)
+            try:
+                async for reply in session.restore():
+                    restored.kept.update((item.name, item.value) for item in reply.kept)
+                    restored.graphs.extend(reply.graphs)
+                    restored.clients.update(reply.clients)
+                return restored
+            except Unavailable:
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(READ_AGAIN_SECONDS)
 
 
 class Recovery(SchedulerPlugin):
@@ -88,9 +101,12 @@ class Recovery(SchedulerPlugin):
         self._names: dict[str, str] = {}
         self.adoption = Adoption(scheduler, pager)
         self.wholes = Wholes(scheduler, pager)
+        self.unclaimed = pager.residency.unclaimed
+        self.unclaimed.take = self._take
         self.adopted = self.refused = 0
         dask_recovery.forgive_unknown_spans(scheduler, undo)
         dask_recovery.leave_workers_alone(scheduler, undo, is_restart)
+        dask_recovery.watch_runs(scheduler, undo, self.unclaimed.told)
         self._stock_gather = scheduler.handlers["gather"]
         undo.set_item(scheduler.handlers, "gather", self.gather)
         self._show(restored.graphs)
@@ -168,12 +184,14 @@ class Recovery(SchedulerPlugin):
     def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
+        self.unclaimed.close()
         if self.active:
             self.active = False
             internals.graph_update_ends(self.scheduler)
         self._ended.set()
 
     def restart(self, scheduler: Scheduler) -> None:
+        self.unclaimed.close()
         self.end()
 
     # --------------------------------------------------------------------------------------------------------- clients
@@ -206,7 +224,9 @@ class Recovery(SchedulerPlugin):
             try:
                 inventory = Inventory.read(message)
             except ValueError as e:
-                logger.error("taskdb: what worker %s holds is not taken over: %s", name, e)
+                # What it holds is not to be had, and would stay there for ever.
+                logger.error("taskdb: worker %s is closed, and what it holds is computed again: %s", name, e)
+                internals.in_background(scheduler, scheduler.remove_worker, worker, stimulus_id="taskdb-protocol")
             else:
                 if inventory.epoch:
                     await self._take_in(ws, inventory)
@@ -214,6 +234,7 @@ class Recovery(SchedulerPlugin):
         self._maybe_end()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        self.unclaimed.drop_worker(worker)
         name = self._names.pop(worker, None)
         # A scheduler that is closing loses them all: they are there for the next one.
         if name is not None and scheduler.status is Status.running:
@@ -225,23 +246,30 @@ class Recovery(SchedulerPlugin):
         running = {key: at for at, key in enumerate(inventory.running)}
         seceded = set(inventory.seceded)
         taken: set[bytes] = set()
+        kept: set[bytes] = set()
+
+        def answered(answer: Adopted, brought: Brought) -> None:
+            if answer.lease is not None:
+                if self._take(answer.lease, ws, brought):
+                    taken.add(answer.key)
+            elif answer.level is Level.OUT:
+                kept.add(answer.key)
+                self.unclaimed.add(unpack_key(answer.key), ws, brought, self.config.clients_return_seconds)
 
         def result(answer: Adopted) -> None:
             at = memory[answer.key]
-            if answer.lease is not None and self.adoption.result(answer.lease, ws, inventory.nbytes[at], inventory.types[at]):
-                taken.add(answer.key)
+            answered(answer, Brought(Level.MEMORY, inventory.nbytes[at], inventory.types[at]))
 
         def run(answer: Adopted) -> None:
             at = running[answer.key]
-            if answer.lease is not None and self.adoption.running(answer.lease, ws, inventory.run_ids[at], at in seceded):
-                taken.add(answer.key)
+            answered(answer, Brought(Level.HELD, run_id=inventory.run_ids[at], seceded=at in seceded))
 
         for keys in chunks(list(memory)):
             nbytes = [inventory.nbytes[memory[key]] for key in keys]
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.MEMORY] * len(keys), nbytes), result)
         for keys in chunks([key for key in running if unpack_key(key) not in self.scheduler.tasks]):
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.HELD] * len(keys)), run)
-        refused = [unpack_key(key) for key in (*memory, *running) if key not in taken]
+        refused = [unpack_key(key) for key in (*memory, *running) if key not in taken and key not in kept]
         dask_recovery.free_on(self.scheduler, ws, refused)
         self.adopted += len(taken)
         self.refused += len(refused)
@@ -253,6 +281,11 @@ class Recovery(SchedulerPlugin):
             len(running),
             len(refused),
         )
+
+    def _take(self, lease: Lease, ws: WorkerState, brought: Brought) -> bool:
+        if brought.level is Level.MEMORY:
+            return self.adoption.result(lease, ws, brought.nbytes, brought.type_name)
+        return self.adoption.running(lease, ws, brought.run_id, brought.seceded)
 
     def _known_result(self, ws: WorkerState, key: Any) -> bool:
         """One more copy of a result that is resident already."""

@@ -16,8 +16,9 @@ from distributed.scheduler import Scheduler
 from distributed.scheduler import TaskState as DaskTask
 
 from scheduler_adapter import dask_internals as internals
-from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.specs import Shared, StoredSpec, unshrink
+from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import GroupCount, Lease
 from taskdb.model import Level, TaskFlag
@@ -42,6 +43,8 @@ class Submission:
     remaining: int = 0
     #: All of it has been sent.
     sealed: bool = False
+    #: Its client has sent it before, to another scheduler.
+    resent: bool = False
     #: Runs sent and not answered.
     runs_under_way: int = 0
     #: Names of its groups.
@@ -56,10 +59,13 @@ class Residency:
         self.window = Window()
         self.ledger = internals.GroupLedger(scheduler)
         self.holder = internals.holder()
+        self.unclaimed = Unclaimed(scheduler)
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: Wants whose end the database has not confirmed: what it says of them is old.
         self.ending: dict[tuple[str, bytes], Any] = {}
+        #: The same for clients that came back and said all they want: the command that ends the rest, and what they want.
+        self.restated: dict[str, tuple[Any, set[bytes]]] = {}
         self._shared: dict[bytes, Shared] = {}
         #: Some resident has a count of dependents.
         self._counting = False
@@ -78,6 +84,8 @@ class Residency:
         erred: list[DaskTask] = []
         for lease in leases:
             key = unpack_key(lease.key)
+            if key in self.unclaimed and self._claimed(key, lease):
+                continue
             resident = self.window.by_key.get(key)
             spec, annotations = self.spec(lease)
             if resident is not None and not resident.stub:
@@ -109,6 +117,16 @@ class Residency:
         start.sort(key=lambda ts: ts.priority, reverse=True)
         recommendations.update({ts.key: "waiting" for ts in start})
         self.move(recommendations, "taskdb-page-in")
+
+    def _claimed(self, key: Any, lease: Lease) -> bool:
+        """A worker has what was leased, or something else under its key."""
+        submission = self.submissions.get(lease.submission)
+        if submission is None or not submission.resent:
+            self.unclaimed.drop([key])
+        elif self.unclaimed.leased(lease):
+            self.window.tell_again([self.window.by_key[key]])
+            return True
+        return False
 
     def dependencies(self, lease: Lease) -> list[Resident] | None:
         """Residents the task depends on; None if one is not here."""
@@ -183,16 +201,25 @@ class Residency:
 
     def wanted_again(self, client: str, keys: Any) -> None:
         """A client that let go of these wants them again: what the database says of its wants is no longer old."""
-        if self.ending:
-            for key in keys:
-                self.ending.pop((client, pack_key(key)), None)
+        if self.ending or self.restated:
+            for key in pack_keys(keys):
+                self.wants(client, key)
+
+    def wants(self, client: str, key: bytes) -> None:
+        self.ending.pop((client, key), None)
+        if client in self.restated:
+            self.restated[client][1].add(key)
+
+    def is_old(self, client: str, key: bytes) -> bool:
+        """Whether a want that the database names has ended."""
+        return (client, key) in self.ending or (client in self.restated and key not in self.restated[client][1])
 
     def want(self, ts: DaskTask, key: bytes, clients: list[str]) -> list[str]:
         """Let these clients want it. Returns those that did not."""
         new = []
         for client in clients:
             cs = internals.client_state(self.scheduler, client)
-            if cs is None or (client, key) in self.ending:
+            if cs is None or self.is_old(client, key):
                 continue
             if cs not in (ts.who_wants or ()):
                 new.append(client)
@@ -216,7 +243,8 @@ class Residency:
         for cs in self.want(ts, lease.key, lease.clients):
             self.scheduler.report_on_key(ts=ts, client=cs)
         resident.dependents = None
-        if ts.state in ("erred", "released"):
+        # If the database has yet to hear that it rests, that comes first: it may know then that nobody needs it.
+        if ts.state in ("erred", "released") and resident.told is resident.level():
             deps = self.dependencies(lease)
             if deps is None:
                 # A dependency left while the lease was under way: give it back.
@@ -255,6 +283,8 @@ class Residency:
         """A resident moved from one of Dask's states to another."""
         self.window.changed[resident] = None
         ts = resident.task
+        if finish in ("released", "forgotten"):
+            resident.left_at = self.window.runs
         if finish == "forgotten":
             self._left(resident, ts)
         elif resident.paged and not resident.stub:
@@ -405,6 +435,7 @@ class Residency:
         self.window.clear()
         self.ledger.clear()
         self.ending.clear()
+        self.restated.clear()
         self._unsettled.clear()
         self.holder = internals.holder()
         self._shared.clear()

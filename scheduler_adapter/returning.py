@@ -2,17 +2,20 @@
 
 Such a client numbers the messages that must not be lost. The number of the last one that took effect stands in the database, written with
 that effect; the client is told a number when it is on disk, and says what comes after it again to the next scheduler.
+
+If only its stream breaks, and the scheduler lives, its wants stay for as long as a new scheduler would have waited for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from distributed.scheduler import Scheduler
+from distributed.scheduler import ClientState, Scheduler
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key
@@ -21,6 +24,8 @@ from taskdb.commands import Command, DropClient, Keep, Want
 from taskdb.errors import LimitExceeded
 from taskdb.limits import SUBMISSION_BYTES_MAX
 from taskdb.wire import taskdb_pb2 as pb
+
+logger = logging.getLogger("distributed.taskdb")
 
 PROTOCOL = 1
 #: Section of kept items: by name of a client, the number of its last message that took effect.
@@ -33,7 +38,8 @@ ON_DISK_SECONDS = 0.01
 
 
 class Returning:
-    """`on_returned` is told of each client that says again what it wants."""
+    """`on_returned` is told of each client that says again what it wants, `on_gone` of each whose stream broke and that did not come back
+    in time. `busy` says whether something of a client's is still being taken in."""
 
     def __init__(
         self,
@@ -46,7 +52,16 @@ class Returning:
     ):
         self.scheduler = scheduler
         self.pager = pager
+        self.grace_seconds = grace_seconds
         self.on_returned: Callable[[str], None] = lambda client: None
+        self.on_gone: Callable[[str], None] = lambda client: None
+        self.busy: Callable[[str], bool] = lambda client: False
+        #: Clients that have asked what this scheduler is: they come back.
+        self._ours: set[str] = set()
+        #: What their earlier streams wanted, until they say what they want now.
+        self._earlier: dict[str, list[ClientState]] = {}
+        #: Those whose stream broke, until they say what they want now.
+        self._away: dict[str, asyncio.TimerHandle] = {}
         #: Last number of each client that has taken effect, here or in the scheduler before.
         self._received = {
             name.removeprefix(CLIENTS).decode(): int.from_bytes(value) for name, value in kept.items() if name.startswith(CLIENTS)
@@ -58,24 +73,40 @@ class Returning:
         self._acknowledging: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(grace_seconds, self._forget_absent) if self._received else None
+        self._stock_identity = scheduler.handlers["identity"]
+        undo.set_item(scheduler.handlers, "identity", self.identity)
         undo.set_item(scheduler.handlers, "taskdb", self.hello)
         undo.set_item(scheduler.stream_handlers, "taskdb-restate", self.restate)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, *self._away.values()):
+            if timer is not None:
+                timer.cancel()
         if self._acknowledging is not None:
             self._acknowledging.cancel()
 
-    def hello(self, client: str = "") -> dict[str, Any]:
-        """Answer to `taskdb`: workers and clients ask it to learn what this scheduler is."""
+    def identity(self, n_workers: int = -1) -> dict[str, Any]:
+        """Says that there is a `taskdb` to ask; a scheduler without it would log a warning."""
+        return {**self._stock_identity(n_workers=n_workers), "taskdb": PROTOCOL}
+
+    def hello(self, client: str = "") -> Any:
+        """Answer to `taskdb`, or a coroutine that returns it: workers and clients ask it to learn what this scheduler is."""
+        return self._hello_client(client) if client else self._answer(0)
+
+    def _answer(self, received: int) -> dict[str, Any]:
         session = self.pager.session
-        return {
-            "epoch": session.epoch if session else 0,
-            "store": self.pager.store,
-            "protocol": PROTOCOL,
-            "received": self._received.get(client, 0),
-        }
+        return {"epoch": session.epoch if session else 0, "store": self.pager.store, "protocol": PROTOCOL, "received": received}
+
+    async def _hello_client(self, client: str) -> dict[str, Any]:
+        self._ours.add(client)
+        if (cs := internals.client_state(self.scheduler, client)) is not None:
+            earlier = self._earlier.setdefault(client, [])
+            if cs not in earlier:
+                earlier.append(cs)
+        # What it said on an earlier stream takes effect first, or it would be said again.
+        while self.busy(client) or any(waiting == client for _, waiting, _ in self._unacknowledged):
+            await asyncio.sleep(ON_DISK_SECONDS)
+        return self._answer(self._received.get(client, 0))
 
     # ----------------------------------------------------------------------------------------------------- submissions
 
@@ -122,12 +153,46 @@ class Returning:
 
     def forget(self, client: str) -> None:
         """It is gone, and so is what it wanted."""
+        self.leaves(client)
+        for cs in self._earlier.pop(client, ()):
+            self._end_wants(cs)
         if self._received.pop(client, None) is not None:
             self.pager.send(Keep([CLIENTS + client.encode()], [b""]))
 
     def _forget_absent(self) -> None:
         for client in [c for c in self._received if c not in self.scheduler.clients]:
             self.forget(client)
+
+    # ------------------------------------------------------------------------------------------------------ broken streams
+
+    def leaves(self, client: str) -> None:
+        """It said that it goes for good."""
+        self._ours.discard(client)
+        if (timer := self._away.pop(client, None)) is not None:
+            timer.cancel()
+
+    def may_return(self, client: str) -> bool:
+        """Its stream has ended. True: it is not to be taken for gone yet."""
+        if client not in self._ours:
+            return False
+        if client not in self._away:
+            self._away[client] = asyncio.get_running_loop().call_later(self.grace_seconds, self._grace_over, client)
+        return True
+
+    def _grace_over(self, client: str) -> None:
+        del self._away[client]
+        if client in self.scheduler.client_comms:
+            self.may_return(client)  # it is back, and has yet to say what it wants
+            return
+        logger.warning("taskdb: client %s did not come back; what only it wanted is let go of", client)
+        self.leaves(client)
+        self.on_gone(client)
+
+    def _end_wants(self, cs: ClientState) -> None:
+        keys = [ts.key for ts in cs.wants_what]
+        if keys:
+            internals.release_wants(self.scheduler, keys, cs, "taskdb-returned")
+            self.pager.residency.needed_less(keys)
 
     # ----------------------------------------------------------------------------------------------------------- wants
 
@@ -138,6 +203,8 @@ class Returning:
             return  # it left again
         keys = set(keys)
         self.on_returned(client)
+        if (timer := self._away.pop(client, None)) is not None:
+            timer.cancel()
         scheduler, pager = self.scheduler, self.pager
         pager.residency.wanted_again(client, keys)
         released = [ts.key for ts in cs.wants_what if ts.key not in keys]
@@ -147,6 +214,9 @@ class Returning:
         here = [key for key in keys if key in scheduler.tasks]
         if here:
             type(scheduler).client_desires_keys(scheduler, keys=here, client=client)
+        for earlier in self._earlier.pop(client, ()):
+            if earlier is not cs:
+                self._end_wants(earlier)
         packed, strange = [], []
         for key in keys:
             try:
@@ -156,6 +226,8 @@ class Returning:
         # IMPORTANT: in one batch: dropping the client ends the wants it had in the background, and by then the new ones stand. Of what
         # nobody knows the pager tells the client.
         wants = [Want(client, packed[at : at + WANT_KEYS]) for at in range(0, len(packed), WANT_KEYS)]
-        pager.send(DropClient(client), *wants, urgent=True)
+        drop = DropClient(client)
+        pager.residency.restated[client] = drop, set(packed)
+        pager.send(drop, *wants, urgent=True)
         if unknown := [key for key in strange if key not in scheduler.tasks]:
             pager.tell_unknown(client, unknown)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -32,7 +32,7 @@ from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
-from taskdb.commands import BeginGraph, SealGraph, Unwant
+from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
 from taskdb.errors import Unavailable
 from taskdb.model import GraphFlag, Level
 
@@ -40,6 +40,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: Graphs of at most so many tasks are unpacked on the loop: a thread's hand-over would cost more.
 INLINE_TASKS = 16
+#: How long, at most, a graph that is said again keeps the scheduler from asking for work.
+HOLD_SECONDS_MAX = 10.0
 
 
 class Submitter:
@@ -156,6 +158,9 @@ class Submitter:
     async def _take_small(self, graph: Graph, details: _Details) -> int | None:
         details.whole = graph.has_p2p
         must_follow = graph.has_p2p or bool(details.actors)
+        unclaimed = self.pager.residency.unclaimed
+        if unclaimed and (must_follow or not details.resent):
+            unclaimed.drop(graph.dsk)
         if must_follow:
             await self._residents_ready(graph, details.name)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
@@ -168,7 +173,10 @@ class Submitter:
             resident = by_key.get(key)
             if resident is None or resident.stub:
                 return True
-        return any((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies) for key in graph.dsk)
+        unclaimed = self.pager.residency.unclaimed
+        return any(
+            key in unclaimed or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies)) for key in graph.dsk
+        )
 
     async def _residents_ready(self, graph: Graph, waiter: str) -> None:
         """A graph that must be resident waits until what it needs from earlier ones is; and leaves paged tasks as they are."""
@@ -221,7 +229,7 @@ class Submitter:
             stimulus_id=details.stimulus_id,
         )
         window = self.pager.window
-        submission = Submission(details.name, details.client, followed=True)
+        submission = Submission(details.name, details.client, followed=True, resent=details.resent)
         generation = 0.0
         residents: dict[Any, Resident] = {}
         for key in graph.dsk:
@@ -277,6 +285,8 @@ class Submitter:
                 groups = [] if submission.followed else [names[g] for g in run.groups]
                 self.arrivals.expect(submission, run, [residents.get(k) for k in these], details.keys, groups)
                 commands.append(run)
+                if details.resent:
+                    commands.extend(self._claims(run.keys))
                 if run.first_index + len(run.keys) < len(keys):
                     pager.send(*commands)
                     commands = []
@@ -285,9 +295,20 @@ class Submitter:
             self.arrivals.abort(details.name)
             raise
         submission.sealed = True
-        pager.send(
-            *commands, SealGraph(details.name), *self.returning.mark(details.client, details.number), urgent=not submission.followed
-        )
+        pager.send(*commands, SealGraph(details.name), *self.returning.mark(details.client, details.number), urgent=not submission.followed)
+
+    def _claims(self, keys: Iterable[bytes]) -> Iterator[Adopt]:
+        """Of what workers have of a graph that is said again. To be sent together with its tasks, before any of them can be leased."""
+        unclaimed = self.pager.residency.unclaimed
+        for command in unclaimed.claims(keys):
+            self.pager.expect_adopted(command, unclaimed.answered)
+            yield command
+
+    def _hold_no_more(self, details: _Details) -> None:
+        if details.holds:
+            details.holds = False
+            self.pager.holding -= 1
+            self.pager.schedule(urgent=True)
 
     # ---------------------------------------------------------------------------------------------------------- large
 
@@ -299,6 +320,8 @@ class Submitter:
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
         pager.residency.submissions[details.name] = submission
+        details.holds = details.resent and bool(pager.residency.unclaimed)
+        pager.holding += details.holds
         await pager.answered()
         job = {
             "submission": details.name,
@@ -328,6 +351,7 @@ class Submitter:
                     while pager.session is None or not pager.session.connected:
                         await asyncio.sleep(0.1)
         finally:
+            self._hold_no_more(details)
             self._retract(announced)
             submission.sealed = True
             if outcome is None:
@@ -370,6 +394,10 @@ class Submitter:
                     announced.subtract(message["new"])
                     submission.remaining += sum(message["new"].values())
                     residency.shared(message["known"])
+                    if details.holds:
+                        self.pager.send(*self._claims(message["keys"]), urgent=True)
+                        if not residency.unclaimed or time() > details.start + HOLD_SECONDS_MAX:
+                            self._hold_no_more(details)
                 elif op == "missing":
                     return None
                 elif op == "error":
@@ -381,7 +409,7 @@ class Submitter:
     def _submission(self, details: _Details) -> Submission:
         busy = self.pager.backlog > 0 or (self.pager.session is not None and self.pager.session.in_flight > 0)
         computation = internals.computation_for(self.scheduler, details.code, details.annotations, busy)
-        return Submission(details.name, details.client, details.span_metadata, details.code, computation)
+        return Submission(details.name, details.client, details.span_metadata, details.code, computation, resent=details.resent)
 
     def _announce(self, submission: Submission, sizes: dict[str, int], deps: Iterable[tuple[str, str]]) -> None:
         """Show a graph in its task groups before any of its tasks is leased."""
@@ -452,6 +480,8 @@ class _Details:
     #: The message's number, 0 if it has none.
     number: int = 0
     resent: bool = False
+    #: Nothing is leased until it is known what workers have of it.
+    holds: bool = False
     #: Name of the submission in the database.
     name: str = ""
     #: The scheduler can only hold it whole, also after a restart.

@@ -12,12 +12,14 @@ from typing import Any
 from taskdb.model import Level
 
 _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEASED, "forgotten": Level.OUT}
+#: Levels that end a result.
+_LET_GO = (Level.RELEASED, Level.OUT)
 
 
 class Resident:
     """One task of the database that is in the scheduler's `tasks`, or has just left."""
 
-    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept", "failures")
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept", "failures", "left_at")
 
     def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
         self.key = key
@@ -39,6 +41,8 @@ class Resident:
         self.dependents: int | None = None
         #: The database named it for release, and it was needed here: to be told again when it is not.
         self.kept = False
+        #: Runs of tasks that had been sent when it was let go of.
+        self.left_at = 0
         #: What the database knows with it: retries left, and how often a worker died of it. None: whatever is first seen.
         self.failures: tuple[int, int] | None = None
 
@@ -56,6 +60,9 @@ class Window:
         self.changed: dict[Resident, None] = {}
         #: Paged tasks that are leased and unfinished.
         self.leased: set[Resident] = set()
+        #: Runs of tasks sent so far, and those of them, by number, whose ids have not been told.
+        self.runs = 0
+        self.runs_without_ids: dict[int, None] = {}
 
     def add(self, resident: Resident) -> None:
         self.by_key[resident.key] = resident
@@ -85,16 +92,18 @@ class Window:
             self.changed[resident] = None
 
     def changes(self) -> list[tuple[Resident, Level]]:
-        """What is to be told now, and is from now on taken as told. Those without an id stay for later."""
+        """What is to be told now, and is from now on taken as told. Those without an id stay for later; so do those that were let go of
+        while a task without an id may have needed them: that it has finished is to be told first."""
         out = []
         later: dict[Resident, None] = {}
+        first = next(iter(self.runs_without_ids), self.runs + 1)
         for resident in self.changed:
             if resident.stub:
                 continue
-            if not resident.id:
+            level = resident.level()
+            if not resident.id or (level in _LET_GO and resident.left_at >= first):
                 later[resident] = None
                 continue
-            level = resident.level()
             task = resident.task
             failures = resident.failures if task is None else (task.retries, task.suspicious)
             if level is not resident.told or (failures != resident.failures and resident.failures is not None):
@@ -105,7 +114,9 @@ class Window:
         return out
 
     def held_ids(self) -> list[int]:
-        return [r.id for r in self.by_id.values() if not r.stub]
+        """What is here, or has left without the database having been told."""
+        left = [r.id for r in self.changed if r.task is None and r.id]
+        return left + [r.id for r in self.by_id.values() if not r.stub]
 
     def clear(self) -> None:
         self.by_key.clear()

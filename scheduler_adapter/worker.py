@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
 from distributed.comm import Comm
 from distributed.worker import Worker
 
 from scheduler_adapter import dask_worker as internals
-from scheduler_adapter.config import register_defaults
+from scheduler_adapter.config import scheduler_return_seconds
 from scheduler_adapter.inventory import NAME, Inventory
 from scheduler_adapter.keys import pack_key
 from taskdb.errors import LimitExceeded
@@ -34,13 +33,13 @@ WITHOUT_SECONDS = 10.0
 
 
 def dask_setup(worker: Worker) -> None:
-    register_defaults()
     Survivor(worker)
 
 
 class Survivor:
     def __init__(self, worker: Worker):
         self.worker = worker
+        self._limit_seconds = scheduler_return_seconds()
         #: Epoch of the scheduler it is, or was last, registered with; 0 while that is not known, or it has none.
         self.epoch = 0
         #: The store that epoch is of.
@@ -101,7 +100,7 @@ class Survivor:
         worker = self.worker
         internals.stop_heartbeat(worker)
         internals.end_shuffles(worker, "the scheduler has gone")
-        limit = parse_timedelta(dask.config.get("taskdb.scheduler-return"))
+        limit = self._limit_seconds
         logger.warning("taskdb: the scheduler is gone; keeping what this worker holds for %.0f s, until one is back", limit)
         deadline = time.monotonic() + limit
         pause = PAUSE_SECONDS_MIN

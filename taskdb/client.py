@@ -15,9 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,10 +23,11 @@ import grpc.aio
 from taskdb import commands as c
 from taskdb import limits
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable
+from taskdb.ingest import Ingest, MissingKeys
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.channel import OPTIONS, READ_SECONDS, call_error, open_channel, raise_if_cancelled, unreachable
+from taskdb.wire.channel import READ_SECONDS, call_error, open_channel, raise_if_cancelled, unreachable
 from taskdb.wire.convert import Refused, SharedBlobs
 from taskdb.wire.reader import Client
 
@@ -45,16 +44,6 @@ ATTACH_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
 #: How long `restore` may take in all.
 RESTORE_SECONDS = 60.0
-#: Runs an ingest process may be ahead of the database: the back-pressure.
-INGEST_RUNS_AHEAD = 4
-
-
-class MissingKeys(InvalidRequest):
-    """A submission names EXTERNAL keys the database does not know (they were forgotten, or never came)."""
-
-    def __init__(self, keys: Sequence[bytes]):
-        self.keys = list(keys)
-        super().__init__(f"{len(self.keys)} keys from outside the submission are not in the database")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +71,8 @@ class _Link:
 class Session:
     """A scheduler's life with the database, over as many links as it takes.
 
-    States told by `on_state`: "live" (attached again; batches after the daemon's last seq are being sent again), "lost" (the
-    link broke; connecting again for ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
+    States told by `on_state`: "live" (attached again; batches after the daemon's last seq are being sent again; report what has changed
+    before returning: then the daemon is told what is `held`, and says what was missed), "lost" (the link broke; connecting again for ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
     us for good, or a callback raised: stop). After "fenced" and "failed" nothing is sent or delivered any more.
     """
 
@@ -256,6 +245,8 @@ class Session:
         seq = message.seq
         if seq:
             self._answered = seq
+            if self._unacked and (at := seq - self._unacked[0][0]) >= 0:
+                convert.note_ids(self._unacked[at][1].batch, message)
             if seq in self._own:
                 self._own.discard(seq)
                 seq = 0
@@ -274,12 +265,10 @@ class Session:
         assert self._channel is not None
         stub = pb_grpc.TaskDBStub(self._channel)
         self._blobs = SharedBlobs()
-        call = stub.Session(metadata=((status.LEASES_SEEN_KEY, str(self.leases_seen)),))
+        call = stub.Session()
         try:
             async with asyncio.timeout(timeout_seconds):
-                held = self._held() if self.epoch else ()
-                attach = pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch, held=held)
-                await call.write(pb.SessionRequest(attach=attach))
+                await call.write(pb.SessionRequest(attach=pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch)))
                 reply = await call.read()
             if reply is grpc.aio.EOF:
                 raise await call_error(call, self.address)
@@ -376,12 +365,14 @@ class Session:
         self._outgoing.extend(message for _, message in self._unacked)
         for seq in range(answered + 1, last_seq + 1):
             self._deliver(pb.Result(seq=seq))
+        self._on_state("live", "")
+        # IMPORTANT: after all reports, or the daemon would give out again what is finished, and let go of what it has yet to hear of.
+        self._outgoing.append(pb.SessionRequest(resync=pb.Resync(held=self._held(), leases_seen=self.leases_seen)))
         if self._credit is not None:
             self._seq += 1
             self._own.add(self._seq)
             self._queue(convert.batch_to_proto(self._seq, [self._credit]))
         link.wake.set()
-        self._on_state("live", "")
 
     # --------------------------------------------------------------------------------------------------------- reads
 
@@ -412,84 +403,3 @@ class Session:
             return await getattr(pb_grpc.TaskDBStub(self._channel), method)(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise status.from_rpc_error(error, self.address) from None
-
-
-# -------------------------------------------------------------------------------------------------------- Ingest
-
-
-class Ingest:
-    """One submission, from a process of its own. Leaving the context without `seal` aborts it."""
-
-    def __init__(self, address: str, epoch: int, on_added: Callable[[c.AddTasks, list[int]], None] | None = None):
-        """`on_added(run, positions)` is told of each run that is in the database, with the positions of tasks it knew before."""
-        self.address = address
-        self.epoch = epoch
-        self._on_added = on_added
-        self._unanswered: deque[c.AddTasks | None] = deque()
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._requests: SimpleQueue[pb.IngestRequest | None] = SimpleQueue()
-        self._call: Any = None
-        self._ahead = 0
-        self._tasks = 0
-        self._submission = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._requests.put(None)
-        if self._call is not None:
-            # The stream's end, seen by the daemon, aborts what is not sealed; cancelling makes it seen at once.
-            self._call.cancel()
-        self._channel.close()
-
-    def begin(self, command: c.BeginGraph) -> None:
-        """Register the submission; on disk on return. Raises Unavailable, StaleEpoch, InvalidRequest, StoreFull."""
-        if self._call is not None:
-            raise InvalidRequest("an Ingest carries one submission")
-        self._submission = command.submission
-        self._call = pb_grpc.TaskDBStub(self._channel).Ingest(iter(self._requests.get, None))
-        self._write(pb.IngestRequest(epoch=self.epoch, begin_graph=convert.begin_graph_to_proto(command)))
-        self._settle(0)
-
-    def add(self, command: c.AddTasks) -> None:
-        """Send a run; returns when at most INGEST_RUNS_AHEAD runs are unanswered. Raises MissingKeys, StoreFull, … of any run."""
-        message = convert.add_tasks_to_proto(command)
-        if message.ByteSize() + 64 > limits.MESSAGE_BYTES_MAX:
-            raise LimitExceeded(f"a run of {len(command.keys)} tasks is over {limits.MESSAGE_BYTES_MAX} bytes: split it")
-        self._settle(INGEST_RUNS_AHEAD - 1)
-        self._write(pb.IngestRequest(epoch=self.epoch, add_tasks=message), command)
-
-    def settle(self) -> None:
-        """Wait until all runs sent so far are answered. Raises what any was refused with."""
-        self._settle(0)
-
-    def seal(self) -> int:
-        """Complete the submission; on disk on return. The number of its tasks."""
-        self._settle(0)  # so that nothing is sealed that named missing keys
-        self._write(pb.IngestRequest(epoch=self.epoch, seal_graph=pb.SealGraph(submission=self._submission)))
-        self._settle(0)
-        return self._tasks
-
-    def _write(self, message: pb.IngestRequest, run: c.AddTasks | None = None) -> None:
-        if self._call is None:
-            raise InvalidRequest("begin first")
-        self._unanswered.append(run)
-        self._ahead += 1
-        self._requests.put(message)
-
-    def _settle(self, ahead_max: int) -> None:
-        while self._ahead > ahead_max:
-            try:
-                reply = next(self._call)
-            except grpc.RpcError as error:
-                raise status.from_rpc_error(error, self.address) from None
-            except StopIteration:
-                raise Unavailable(f"{self.address}: the daemon ended the stream") from None
-            self._ahead -= 1
-            self._tasks = reply.tasks
-            run = self._unanswered.popleft()
-            if run is not None and not reply.missing and self._on_added is not None:
-                self._on_added(run, list(reply.known))
-            if reply.missing:
-                raise MissingKeys(reply.missing)

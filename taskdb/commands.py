@@ -62,6 +62,9 @@ class AddTasks:
     #: 0: nothing; n: the n-th blob this submission has introduced.
     shared: Sequence[int] = ()
     new_shared: Sequence[bytes] = ()
+    #: The ids this run was answered with before (0: none), if it is said again after a crash undid it: what was told of them since
+    #: stays true.
+    told_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Answer to Adopt. `lease` is the task as the scheduler now has it, at the level told; None: nobody needs it, let go of it."""
+    """Answer to Adopt. `lease` is the task as the scheduler now has it, at the level told; None: nobody needs it, let go of it, or (level
+    OUT) nobody knows it."""
 
     key: bytes
     level: Level

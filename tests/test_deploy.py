@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import shlex
 from pathlib import Path
 
 import yaml
 
+from taskdb.cli.serve import ADDRESS_DEFAULT
 from tests.support.commands import problems
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,3 +60,14 @@ def test_systemd_unit() -> None:
     unit.read(ROOT / "deploy/taskdb.service")
     command = shlex.split(unit["Service"]["ExecStart"])
     assert problems([Path(command[0]).name, *command[1:]]) == []
+
+
+def test_dask_config_turns_on_three_preloads_that_exist() -> None:
+    """`tests/e2e/test_preloads.py` starts processes with it."""
+    config = yaml.safe_load((ROOT / "deploy/dask-taskdb.yaml").read_text())
+    preloads = {part: said["preload"] for part, said in config["distributed"].items()}
+    assert preloads == {"scheduler": ["scheduler_adapter"], "worker": ["scheduler_adapter.worker"], "client": ["scheduler_adapter.client"]}
+    for (module,) in preloads.values():
+        assert callable(importlib.import_module(module).dask_setup)
+    defaults = yaml.safe_load((ROOT / "scheduler_adapter/taskdb.yaml").read_text())["taskdb"]
+    assert {name: value for name, value in config["taskdb"].items() if defaults[name] != value} == {"url": ADDRESS_DEFAULT}

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from distributed import Client
 
-from bench.processes import Processes, await_port, free_port
+from bench.processes import Processes, Spawned, await_port, free_port
 from demo.cluster import command
 from tests.support.commands import problems
 
@@ -83,26 +83,41 @@ def test_the_program_runs(tmp_path: Path) -> None:
     assert done.stdout.strip() == "6", done.stderr
 
 
+class Shown:
+    """The three processes of a block of the README, on free ports."""
+
+    def __init__(self, processes: Processes, tag: str) -> None:
+        self.processes = processes
+        self.ports = {"7070": free_port(), "8786": free_port()}
+        self.serve, self.scheduler, self.worker = (self._here(words) for words in commands(*blocks("bash", tag)))
+        # Said by the README's worker line; the scheduler's own default port may be taken here.
+        self.scheduler += ["--host", "127.0.0.1", "--port", str(self.ports["8786"]), "--no-dashboard"]
+        self.address = f"tcp://127.0.0.1:{self.ports['8786']}"
+        await_port(self._start("taskdb", self.serve), self.ports["7070"], 60)
+        self.running = self.start_scheduler()
+        self._start("worker", [*self.worker, "--no-dashboard"])
+
+    def _here(self, words: list[str]) -> list[str]:
+        return [re.sub(r":(7070|8786)\b", lambda hit: f":{self.ports[hit[1]]}", word) for word in words]
+
+    def _start(self, name: str, words: list[str]) -> Spawned:
+        return self.processes.start(name, [command(words[0]), *words[1:]])
+
+    def start_scheduler(self) -> Spawned:
+        scheduler = self._start("scheduler", self.scheduler)
+        await_port(scheduler, self.ports["8786"], 60)
+        return scheduler
+
+
 @pytest.mark.e2e
 def test_the_cluster_runs_and_can_be_looked_into(tmp_path: Path) -> None:
-    ports = {"7070": free_port(), "8786": free_port()}
-
-    def on_free_ports(words: list[str]) -> list[str]:
-        return [re.sub(r":(7070|8786)\b", lambda hit: f":{ports[hit[1]]}", word) for word in words]
-
-    serve, scheduler, worker = (on_free_ports(words) for words in commands(*blocks("bash", "cluster")))
-    # Said by the README's worker line; the scheduler's own default port may be taken here.
-    scheduler += ["--host", "127.0.0.1", "--port", str(ports["8786"]), "--no-dashboard"]
     with Processes(tmp_path) as processes:
-        daemon = processes.start("taskdb", [command(serve[0]), *serve[1:]])
-        await_port(daemon, ports["7070"], 60)
-        await_port(processes.start("scheduler", [command(scheduler[0]), *scheduler[1:]]), ports["8786"], 60)
-        processes.start("worker", [command(worker[0]), *worker[1:], "--no-dashboard"])
-        with Client(f"tcp://127.0.0.1:{ports['8786']}", set_as_default=False) as client:
+        shown = Shown(processes, "cluster")
+        with Client(shown.address, set_as_default=False) as client:
             future = client.compute((da.arange(100, chunks=5) + 1).sum())
             assert future.result(timeout=60) == 5050
             # The README's commands ask the default port.
-            there = {**os.environ, "TASKDB_URL": f"127.0.0.1:{ports['7070']}"}
+            there = {**os.environ, "TASKDB_URL": f"127.0.0.1:{shown.ports['7070']}"}
             for words in commands(*blocks("bash", "lookups")):
                 done = subprocess.run(
                     [sys.executable, command(words[0]), *words[1:]], env=there, capture_output=True, text=True, timeout=30, check=False
@@ -111,4 +126,22 @@ def test_the_cluster_runs_and_can_be_looked_into(tmp_path: Path) -> None:
                 assert done.returncode == (1 if words[1] == "explain" else 0), done.stderr
                 if words[1] == "status":
                     assert re.search(r"\battached", done.stdout), "the scheduler runs without the database"
+        processes.check()
+
+
+@pytest.mark.e2e
+def test_the_cluster_outlives_its_scheduler(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        shown = Shown(processes, "survivors")
+        with (
+            dask.config.set({"distributed.client.preload": ["scheduler_adapter.client"]}),
+            Client(shown.address, set_as_default=False) as client,
+        ):
+            ran_by = client.submit(os.getpid, pure=False)
+            pid = ran_by.result(timeout=60)
+            shown.running.popen.kill()
+            shown.running.popen.wait()
+            processes.ended(shown.running)
+            shown.start_scheduler()
+            assert client.submit(str, ran_by).result(timeout=60) == str(pid)
         processes.check()

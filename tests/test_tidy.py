@@ -16,7 +16,7 @@ PACKAGES = ("taskdb", "scheduler_adapter", "bench", "demo", "tests")
 #: Code that decides and does not act: no IO, no clock, no chance, no Dask.
 PURE = ("taskdb/engine/", "scheduler_adapter/core/")
 IMPURE = frozenset(("asyncio", "threading", "grpc", "google", "lmdb", "dask", "distributed", "time", "random", "os", "logging"))
-WIRE = ("taskdb/wire/", "taskdb/server/", "taskdb/client.py")
+WIRE = ("taskdb/wire/", "taskdb/server/", "taskdb/client.py", "taskdb/ingest.py")
 #: The only places that touch private names of distributed.
 INTERNALS = "scheduler_adapter/dask_"
 LINES_MAX = 500

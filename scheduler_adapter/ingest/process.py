@@ -96,7 +96,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from taskdb.client import Ingest, MissingKeys
     from taskdb.commands import BeginGraph
     from taskdb.errors import TaskDBError
-    from taskdb.model import TaskFlag
+    from taskdb.model import GraphFlag, TaskFlag
 
     for entry in reversed(job["sys_path"]):
         if entry not in sys.path:
@@ -119,7 +119,8 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
         old = [i for i in known if not run.flags[i] & TaskFlag.EXTERNAL]
         new = Counter(names[g] for g, flag in zip(run.groups, run.flags, strict=True) if not flag & TaskFlag.EXTERNAL)
         before = Counter(names[run.groups[i]] for i in old)
-        tell(op="run", new=dict(new - before), old=dict(before), known=[unpack_key(run.keys[i]) for i in old])
+        keys = run.keys if job["flags"] & GraphFlag.RESENT else ()
+        tell(op="run", new=dict(new - before), old=dict(before), known=[unpack_key(run.keys[i]) for i in old], keys=keys)
 
     with Ingest(job["address"], job["epoch"], added) as stream:
         try:

@@ -1,4 +1,4 @@
-"""A cluster on this machine: daemon, scheduler and workers, each started by the command a user would type, to be killed and started again."""
+"""A cluster on this machine: daemon, scheduler and workers, each started by the command a user would type, also again after a kill."""
 
 from __future__ import annotations
 

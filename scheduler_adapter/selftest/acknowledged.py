@@ -13,8 +13,8 @@ from typing import Any
 from distributed import Client
 
 from scheduler_adapter import dask_client as internals
-from scheduler_adapter.keys import pack_key
 from scheduler_adapter.kept import DATASETS, VARIABLES
+from scheduler_adapter.keys import pack_key
 from scheduler_adapter.selftest.jobs import Promises
 from taskdb.engine.recovery import kept
 from taskdb.engine.refs import find_client, find_key
@@ -52,7 +52,9 @@ def batches_on_disk(client: Client) -> tuple[int, int]:
     return epoch, seq
 
 
-def missing(folder: Path, client: Client, before: Told, promises: Promises, batches: tuple[int, int] | None = None) -> tuple[int, list[str]]:
+def missing(
+    folder: Path, client: Client, before: Told, promises: Promises, batches: tuple[int, int] | None = None
+) -> tuple[int, list[str]]:
     """(how much was looked for, what of it is not in the store). Not looked for is what the client has let go of since."""
     after = told(client, promises)
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Graphs of several shapes, each with the closed form of its result. A job runs in a thread of its own, with the one client of the round."""
+"""Graphs of several shapes, each with the closed form of its result. A job runs in a thread of its own; all share one client."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def published(job: Job, n: int = 30) -> None:
     until_done(lambda: variable.set(last))
     job.promises.variables.add(variable.name)
     job.promises.found.update(x.key for x in (*row, last))
-    del row, last
+    row, last = [], None
     time.sleep(job.chance.uniform(0, 3))
     found = client.get_dataset(name)
     job.check("the dataset", client.gather(found), list(range(n)))

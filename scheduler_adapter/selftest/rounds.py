@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
@@ -30,9 +30,9 @@ LOOK_SECONDS = 0.02
 
 
 class Round:
-    """`words`: what went wrong, for people. `kills_done`: those that came in mid-work."""
+    """`logs`: how many faults were seen in each log before. `words`: what went wrong, for people. `kills_done`: those that came in time."""
 
-    def __init__(self, cluster: Cluster, client: Client, plan: Plan, number: int) -> None:
+    def __init__(self, cluster: Cluster, client: Client, plan: Plan, number: int, logs: dict[Spawned, int]) -> None:
         self.cluster = cluster
         self.client = client
         self.plan = plan
@@ -47,7 +47,8 @@ class Round:
             if shape.__name__ in plan.jobs and not (plan.workers_die and shape in NEED_WORKERS)
         ]
         self._restarts: list[threading.Timer] = []
-        self._logs = {cluster.scheduler: 0}
+        self._logs = logs
+        logs.setdefault(cluster.scheduler, 0)
 
     @property
     def tasks(self) -> int:
@@ -150,6 +151,8 @@ class Round:
 
     def _nothing_left(self) -> None:
         """All futures are gone, so all tasks go."""
+        # Errors of calls that were interrupted name their frames, and these futures, in circles.
+        gc.collect()
         deadline = time.monotonic() + LEFT_SECONDS_MAX
         while left := self._left():
             self.cluster.processes.check()
@@ -207,9 +210,12 @@ def _state(dask_scheduler: Any) -> str:
     for ts in list(dask_scheduler.tasks.values())[:300]:
         resident = dask_scheduler.taskdb.pager.window.by_key.get(ts.key)
         lines.append(
-            f"{ts!r} wanted by {[cs.client_key for cs in ts.who_wants or ()]} processing on {ts.processing_on} waits for {list(ts.waiting_on)[:5]} "
-            f"needed by {len(ts.dependents)} held by {[ws.name for ws in ts.who_has or ()]} told {resident and resident.told}"
+            f"{ts!r} wanted by {[cs.client_key for cs in ts.who_wants or ()]} processing on {ts.processing_on} "
+            f"waits for {list(ts.waiting_on or ())[:5]} needed by {len(ts.dependents or ())} "
+            f"held by {[ws.name for ws in ts.who_has or ()]} told {resident and resident.told}"
         )
     pager = dask_scheduler.taskdb.pager
-    lines.append(f"backlog {pager.backlog}, recovering {pager.recovering}, connected {pager.session.connected}, in flight {pager.session.in_flight}")
+    lines.append(
+        f"backlog {pager.backlog}, recovering {pager.recovering}, connected {pager.session.connected}, in flight {pager.session.in_flight}"
+    )
     return "\n".join(lines)

@@ -54,8 +54,9 @@ class Engine:
         """The store was opened, perhaps after a crash: what was told of uncommitted ids must not come true for other tasks."""
         key = meta_key(Meta.NEXT_TASK)
         data = txn.get(Table.META, key)
-        if data is not None:
-            txn.put(Table.META, key, U64.pack(U64.unpack(data)[0] + IDS_SKIPPED_AT_START))
+        if data is not None or current_epoch(txn):
+            first = 1 if data is None else U64.unpack(data)[0]
+            txn.put(Table.META, key, U64.pack(first + IDS_SKIPPED_AT_START))
 
     # ------------------------------------------------------------------------------------------------------------ epochs
 

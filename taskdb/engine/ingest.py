@@ -285,7 +285,8 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     first_index = command.first_index
     _add_names(work, graph, command)
     default_group = 0 if graph.groups else NO_GROUP
-    next_id = first_new = work.next(Meta.NEXT_TASK, count)
+    told = _ids_told(work, command, ids_before)
+    next_id = first_new = told or work.next(Meta.NEXT_TASK, count)
     txn = work.txn
     put = txn.put
     pack = U64.pack
@@ -354,10 +355,26 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     graph.added += count
     graph.dirty = True
     _add_runs(work, graph, first_index, ids)
-    if next_id < first_new + count:
+    if not told and next_id < first_new + count:
         # Give back the numbers that known keys did not use. Nobody has seen them.
         put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
     work.result.added.append(Added(command.submission, first_index, ids, [], known_at))
+
+
+def _ids_told(work: Work, command: AddTasks, ids_before: dict[int, int]) -> int:
+    """The first of the ids that the run's new tasks were told to have before a crash undid it; 0 if they cannot have them again.
+
+    They are free: a daemon that starts leaves a gap. But a key may be known by now that was not, or the other way round.
+    """
+    if not command.told_ids:
+        return 0
+    known = [find_key(work.txn, key) for key in command.keys]
+    new = list(dict.fromkeys(told for told, task_id in zip(command.told_ids, known, strict=False) if not task_id))
+    older = max([*known, *ids_before.values()], default=0)
+    if not new or new[0] <= older or new != list(range(new[0], new[0] + len(new))):
+        return 0
+    taken = work.txn.first(Table.NAMES, U64.pack(new[0]))
+    return 0 if taken is not None and int.from_bytes(taken[0]) <= new[-1] else new[0]
 
 
 def check_room(free_bytes: int, size: int, what: str) -> None:

@@ -33,15 +33,17 @@ def adopt(work: Work, command: Adopt) -> None:
         raise InvalidRequest("what a worker has is MEMORY or HELD")
     limit = _first_id_after(work, command.epoch)
     # IMPORTANT: all of it is taken before any lease is made: a result that proves another unneeded must not come too late.
-    taken: list[tuple[int, TaskRecord | None]] = []
+    taken: list[tuple[int, Level, TaskRecord | None]] = []
     for level in (Level.MEMORY, Level.HELD):
         for i in (i for i, other in enumerate(command.levels) if other is level):
             task = work.find(command.keys[i])
-            if task is not None and not _adopt(work, task, level, command.nbytes[i] if command.nbytes else -1, limit):
-                task = None
-            taken.append((i, task))
-    for i, task in taken:
-        level = command.levels[i]
+            if task is None:
+                taken.append((i, Level.OUT, None))
+            elif _adopt(work, task, level, command.nbytes[i] if command.nbytes else -1, limit):
+                taken.append((i, level, task))
+            else:
+                taken.append((i, level, None))
+    for i, level, task in taken:
         work.result.adopted.append(Adopted(command.keys[i], level, None if task is None else lease_of(work, task)))
 
 

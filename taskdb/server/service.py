@@ -199,15 +199,18 @@ class Service(pb_grpc.TaskDBServicer):
             first = await context.read()
             if first is grpc.aio.EOF or first.WhichOneof("kind") != "attach":
                 raise InvalidRequest("the first message of a Session is Attach")
-            self._attach(link, first.attach, _leases_seen(context))
+            self._attach(link, first.attach)
             while True:
                 message = await context.read()
                 if message is grpc.aio.EOF:
                     break
-                if message.WhichOneof("kind") != "batch":
-                    raise InvalidRequest("after Attach, a Session carries batches")
-                batch = message.batch
-                self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands))
+                match message.WhichOneof("kind"):
+                    case "batch":
+                        self._writer.batch(link, message.batch.seq, convert.commands_from_proto(message.batch.commands))
+                    case "resync":
+                        self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
+                    case _:
+                        raise InvalidRequest("after Attach, a Session carries batches and Resync")
                 await link.room()
             self._writer.flush()
             link.finish()
@@ -218,8 +221,8 @@ class Service(pb_grpc.TaskDBServicer):
         except Exception as error:  # the transport: the peer is gone
             link.end(Unavailable(f"the link broke: {error}"))
 
-    def _attach(self, link: SessionLink, attach: pb.Attach, leases_seen: int | None) -> None:
-        epoch, last_seq, result = self._writer.attach(link, attach.scheduler_id, attach.epoch, list(attach.held), leases_seen)
+    def _attach(self, link: SessionLink, attach: pb.Attach) -> None:
+        epoch, last_seq = self._writer.attach(link, attach.scheduler_id, attach.epoch)
         logger.info("scheduler %s attached, epoch %d, seq %d", attach.scheduler_id, epoch, last_seq)
         attached = pb.Attached(
             epoch=epoch,
@@ -231,8 +234,6 @@ class Service(pb_grpc.TaskDBServicer):
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
             link.put(pb.SessionReply(durable=pb.Durable(seq=last_seq)))
-        if result:
-            link.push(result, 0, ())
 
     # --------------------------------------------------------------------------------------------------- the Ingest
 
@@ -358,10 +359,3 @@ class IngestStream:
         if self._open:
             self._done()
             self._writer.abort_submission(self._epoch, self._submission)
-
-
-def _leases_seen(context: Any) -> int | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == status.LEASES_SEEN_KEY and str(value).isdigit():
-            return int(value)
-    return None

@@ -97,6 +97,8 @@ class Writer:
         self._seq = 0
         self._peer: Peer | None = None
         self._credit = CreditLine()
+        #: The peer has said what it holds: nothing is leased before.
+        self._synced = False
         #: To be told the scheduler, without hurry.
         self._forgotten: list[c.GroupCount] = []
         self._depths = (0, 0)
@@ -116,8 +118,8 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------------- the Session
 
-    def attach(self, peer: Peer, scheduler_id: str, epoch: int, held: Sequence[int], leases_seen: int | None) -> tuple[int, int, c.Result]:
-        """Begin an epoch (0) or go on with one; the peer replaces any other. Returns epoch, last seq and what to say again.
+    def attach(self, peer: Peer, scheduler_id: str, epoch: int) -> tuple[int, int]:
+        """Begin an epoch (0) or go on with one; the peer replaces any other. Returns epoch and last seq.
 
         All of it is on disk on return. Raises StaleEpoch, Unavailable.
         """
@@ -126,28 +128,44 @@ class Writer:
         try:
             txn = self._begin()
             old: TaskDBError
-            if epoch == 0:
+            new = epoch == 0
+            if new:
                 epoch = self._engine.begin_epoch(txn, scheduler_id)
-                last_seq, result, old = 0, c.Result(), StaleEpoch(f"scheduler {scheduler_id} began epoch {epoch}")
-                sent = 0
+                last_seq, old = 0, StaleEpoch(f"scheduler {scheduler_id} began epoch {epoch}")
             else:
                 self._engine.check_epoch(txn, epoch)
                 last_seq = self._engine.last_seq(txn, epoch)
-                result = self._engine.resync(txn, epoch, held)
                 old = Unavailable("another Session of this epoch was opened")
-                # Only the scheduler knows which leases arrived; those that did not are said again, and are under way again.
-                sent = self._credit.sent if leases_seen is None else leases_seen + len(result.leases)
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
-        self._credit = CreditLine(sent)
+        self._credit = CreditLine()
+        self._synced = new
         self._told_queued = 0
         peer.epoch = epoch
         former, self._peer = self._peer, peer
         if former is not None:
             former.end(old)
         self._wake()
-        return epoch, last_seq, result
+        return epoch, last_seq
+
+    def resync(self, peer: Peer, held: Sequence[int], leases_seen: int) -> None:
+        """The peer, which goes on with its epoch and has sent again what was not known, holds just these. Errors close it."""
+        if self._peer is not peer:
+            return
+        try:
+            txn = self._begin()
+            result = self._engine.resync(txn, peer.epoch, held)
+            self._note_depths(txn, result)
+        except Exception as error:
+            self._abort(error)
+            return
+        # Only the scheduler knows which leases arrived; those that did not are said again, and are under way again.
+        self._credit = CreditLine(leases_seen + len(result.leases))
+        self._synced = True
+        self._push(result)
+        self._touch(1)
+        self._wake()
 
     def held(self) -> int:
         """Tasks held by schedulers of this epoch and earlier ones."""
@@ -193,7 +211,7 @@ class Writer:
         # Look-ahead is never given in the place of ready tasks that there are not: a chain would come in whole.
         ready = min(ready, txn.count(Table.READY))
         total = max(total, ready)
-        if self._peer is None or total <= 0:
+        if self._peer is None or not self._synced or total <= 0:
             return False
         leases, more = self._engine.lease(txn, ready, total)
         self._credit.spend(len(leases))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from taskdb.errors import InvalidRequest, StoreError, StoreFull, TaskDBError
 from taskdb.store.lmdb_store import LmdbSnapshot
-from taskdb.store.lock import LOCK_FILE, FolderLock
+from taskdb.store.lock import LOCK_FILE, NO_SPACE, FolderLock
 from taskdb.store.pages import DATA_FILE, damaged
 
 _PART = ".part"
@@ -105,6 +104,6 @@ def _not_empty(folder: Path, there: list[str]) -> InvalidRequest:
 
 
 def _target_error(target: Path, exc: OSError) -> TaskDBError:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if exc.errno in NO_SPACE:
         return StoreFull(f"no space left for the copy in {target}: nothing was left there; make room, or choose another place")
     return StoreError(f"the copy in {target} cannot be written: {exc.strerror}")

@@ -28,7 +28,7 @@ from taskdb.errors import (
     TaskDBError,
 )
 from taskdb.limits import READERS_CHECKED_WRITES, READERS_MAX, STORE_BYTES_MAX, STORE_MAP_BYTES
-from taskdb.store.lock import FolderLock
+from taskdb.store.lock import NO_SPACE, FolderLock
 from taskdb.store.migrate import GONE, OLDEST, migrate
 from taskdb.store.pages import DATA_FILE, Pages, damaged, unreadable
 from taskdb.store.schema import FORMAT_VERSION, U64, Meta, Table, meta_key
@@ -48,7 +48,7 @@ _PUT_OVERHEAD_BYTES = 64
 
 def _store_error(exc: lmdb.Error, folder: Path) -> TaskDBError:
     text = str(exc)
-    if isinstance(exc, lmdb.MapFullError) or os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+    if isinstance(exc, lmdb.MapFullError) or any(os.strerror(code) in text for code in NO_SPACE):
         return StoreFull(f"no space left for the store in {folder}")
     if isinstance(exc, lmdb.CorruptedError | lmdb.InvalidError | lmdb.PageNotFoundError | lmdb.PanicError):
         return damaged(folder, text)
@@ -398,7 +398,7 @@ class LmdbSnapshot:
         try:
             self._env.copyfd(fd, compact=True, txn=self._txn)
         except lmdb.Error as exc:
-            code = next((code for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) if os.strerror(code) in str(exc)), None)
+            code = next((code for code in (*NO_SPACE, errno.EIO) if os.strerror(code) in str(exc)), None)
             if code is None:
                 raise _store_error(exc, self.folder) from exc
             raise OSError(code, os.strerror(code)) from exc

@@ -15,6 +15,8 @@ from taskdb.errors import StoreFull, StoreLocked
 from taskdb.store.pages import unreadable
 
 LOCK_FILE = "taskdb.lock"
+#: Errors that say that a file may not grow.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FolderLock:
@@ -25,7 +27,7 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as exc:
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            if exc.errno in NO_SPACE:
                 raise StoreFull(f"no space left for the store in {folder}") from exc
             raise unreadable(folder, exc.strerror or "") from exc
         self._former = os.pread(self._fd, 64, 0)

@@ -35,6 +35,8 @@ _BRANCH, _LEAF, _OVERFLOWS = 1, 2, 4
 _KINDS = 15
 _BIG_DATA, _SUB_TREE = 1, 2
 _PAGE_SIZES = frozenset(2**n for n in range(8, 17))
+#: Address space of a process.
+_MAP_BYTES_MAX = 2**47
 #: Pages between two calls of `tick`.
 _TICK_PAGES = 1024
 
@@ -113,12 +115,14 @@ class Pages:
             data = os.pread(self._fd, _PAGE.size + _META.size, at * page_bytes)
             if len(data) < _PAGE.size + _META.size:
                 break
-            magic, version, _, _, free, main, last_page, txn_id = _META.unpack_from(data, _PAGE.size)
+            magic, version, _, map_bytes, free, main, last_page, txn_id = _META.unpack_from(data, _PAGE.size)
             page_bytes = _TREE.unpack(free)[0]
             if magic != _MAGIC or page_bytes not in _PAGE_SIZES:
                 raise damaged(self._folder, f"{DATA_FILE} is no LMDB file")
-            if version & 0xFFFF != 1:
+            if version != 1:
                 raise damaged(self._folder, f"{DATA_FILE} was written by another version of LMDB")
+            if not (last_page + 1) * page_bytes <= map_bytes <= _MAP_BYTES_MAX:
+                raise damaged(self._folder, f"the head of {DATA_FILE} makes no sense")
             metas.append(_Meta(page_bytes, _tree(free), _tree(main), last_page, txn_id))
         if len(metas) < 2:
             raise damaged(self._folder, f"{DATA_FILE} is cut short: it has {self.size_bytes} bytes")

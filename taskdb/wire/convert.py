@@ -52,6 +52,7 @@ def add_tasks_to_proto(command: c.AddTasks) -> pb.AddTasks:
         new_groups=command.new_groups,
         shared=command.shared,
         new_shared=command.new_shared,
+        told_ids=command.told_ids,
     )
 
 
@@ -119,7 +120,18 @@ def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
         list(message.new_groups),
         list(message.shared),
         list(message.new_shared),
+        list(message.told_ids),
     )
+
+
+def note_ids(batch: pb.Batch, result: pb.Result) -> None:
+    """Write into a batch the ids its runs were answered with: should it be sent again, its tasks keep them."""
+    if result.added:
+        told = {(added.submission, added.first_index): added.ids for added in result.added}
+        for command in batch.commands:
+            if command.WhichOneof("kind") == "add_tasks":
+                run = command.add_tasks
+                run.told_ids[:] = told.get((run.submission, run.first_index), ())
 
 
 def _levels(command: str, values: Iterable[int]) -> list[Level]:

@@ -10,8 +10,6 @@ from taskdb import errors
 
 KIND_KEY = "taskdb-kind"
 RETRYABLE_KEY = "taskdb-retryable"
-#: Metadata of a Session call: how many leases of its epoch the scheduler has received (the rest is on its way, or was lost).
-LEASES_SEEN_KEY = "taskdb-leases-seen"
 
 Metadata = tuple[tuple[str, str], ...]
 

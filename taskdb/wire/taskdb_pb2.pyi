@@ -7,22 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("attach", "batch")
+    __slots__ = ("attach", "batch", "resync")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     batch: Batch
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+    resync: Resync
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("scheduler_id", "epoch", "held")
+    __slots__ = ("scheduler_id", "epoch")
     SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
     scheduler_id: str
     epoch: int
+    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ("held", "leases_seen")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LEASES_SEEN_FIELD_NUMBER: _ClassVar[int]
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    leases_seen: int
+    def __init__(self, held: _Optional[_Iterable[int]] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("seq", "commands")
@@ -117,7 +125,7 @@ class BeginGraph(_message.Message):
     def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., generation: _Optional[float] = ..., submitted: _Optional[float] = ..., label: _Optional[str] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class AddTasks(_message.Message):
-    __slots__ = ("submission", "first_index", "keys", "specs", "flags", "dep_counts", "deps", "dependent_counts", "orders", "user_priorities", "groups", "new_groups", "shared", "new_shared")
+    __slots__ = ("submission", "first_index", "keys", "specs", "flags", "dep_counts", "deps", "dependent_counts", "orders", "user_priorities", "groups", "new_groups", "shared", "new_shared", "told_ids")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +140,7 @@ class AddTasks(_message.Message):
     NEW_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     NEW_SHARED_FIELD_NUMBER: _ClassVar[int]
+    TOLD_IDS_FIELD_NUMBER: _ClassVar[int]
     submission: str
     first_index: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
@@ -146,7 +155,8 @@ class AddTasks(_message.Message):
     new_groups: _containers.RepeatedScalarFieldContainer[str]
     shared: _containers.RepeatedScalarFieldContainer[int]
     new_shared: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., specs: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., dep_counts: _Optional[_Iterable[int]] = ..., deps: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ..., orders: _Optional[_Iterable[float]] = ..., user_priorities: _Optional[_Iterable[float]] = ..., groups: _Optional[_Iterable[int]] = ..., new_groups: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[int]] = ..., new_shared: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    told_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., specs: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., dep_counts: _Optional[_Iterable[int]] = ..., deps: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ..., orders: _Optional[_Iterable[float]] = ..., user_priorities: _Optional[_Iterable[float]] = ..., groups: _Optional[_Iterable[int]] = ..., new_groups: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[int]] = ..., new_shared: _Optional[_Iterable[bytes]] = ..., told_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SealGraph(_message.Message):
     __slots__ = ("submission",)

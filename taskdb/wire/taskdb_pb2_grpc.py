@@ -75,7 +75,7 @@ class TaskDBServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """One scheduler's life: Attach, then batches; Attached, then results, in order. One session at a time.
+        """One scheduler's life: Attach, batches, Resync if it goes on with an epoch, batches; Attached, then results, in order. One session at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

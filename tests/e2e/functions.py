@@ -110,6 +110,12 @@ def slow_identity(x: Any, seconds: float) -> Any:
     return x
 
 
+def speak_another_protocol() -> None:
+    from scheduler_adapter import inventory
+
+    inventory.PROTOCOL += 1
+
+
 def held_keys(dask_worker: Any) -> list[str]:
     return [str(key) for key in dask_worker.state.tasks]
 
@@ -130,6 +136,19 @@ def where(*deps: Any) -> str:
     from distributed import get_worker
 
     return get_worker().address
+
+
+def submits_others(started: str, gate: str, runs: str) -> int:
+    """Has a client of its own, with finished and pending futures."""
+    from distributed import worker_client
+
+    with worker_client() as client:
+        count_run(runs, "outer")
+        done = [client.submit(count_run, runs, i, key=f"inner-{i}") for i in range(3)]
+        client.gather(done)
+        pending = client.submit(wait_for_file, gate, 10, key="inner-pending")
+        Path(started).touch()
+        return sum(client.gather([*done, pending]))
 
 
 class Counter:
@@ -211,9 +230,9 @@ def wants_of(client: str, dask_scheduler: Any) -> list[str]:
     return [] if cs is None else [str(ts.key) for ts in cs.wants_what]
 
 
-def keys_wanted(client: str, dask_scheduler: Any) -> int:
-    """Number of keys, here and on disk, that one of stock's pseudo clients wants and that are not done."""
-    return len(dask_scheduler.taskdb.pager.fire_and_forget)
+def fire_and_forget(dask_scheduler: Any) -> set[str]:
+    """Keys, here and on disk, that nobody waits for and that are not done."""
+    return set(dask_scheduler.taskdb.pager.fire_and_forget)
 
 
 def has_prefix(name: str, dask_scheduler: Any) -> bool:

@@ -189,9 +189,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.begin_epoch()
         self.judge(result)
 
-    @rule(data=st.data(), some=st.lists(st.tuples(keys, held_levels), min_size=1, max_size=4), sizes=st.booleans(), before=befores)
-    def adopt(self, data: st.DataObject, some: list[tuple[bytes, Level]], sizes: bool, before: Before) -> None:
+    @rule(count=st.integers(1, 4), rounds=st.integers(0, 2))
+    def take_over(self, count: int, rounds: int) -> None:
+        """Some tasks finish, some run, and the scheduler is replaced."""
+        for _ in range(rounds):
+            self.run(count, Level.MEMORY)
+        self.lease(count, count)
+        self.new_epoch()
+
+    @rule(data=st.data(), levels=st.lists(held_levels, min_size=1, max_size=4), sizes=st.booleans(), before=befores)
+    def adopt(self, data: st.DataObject, levels: list[Level], sizes: bool, before: Before) -> None:
         """A worker brings anything."""
+        known = self.known_keys()
+        some = [(data.draw(st.sampled_from(known) | keys), level) for level in levels]
         epoch = data.draw(st.sampled_from([self.epoch - 1] * 5 + [max(0, self.epoch - 2), 0, self.epoch, self.epoch + 1, 2**64 - 1]))
         self.bring(epoch, some, sizes, before)
 
@@ -201,6 +211,10 @@ class EngineMachine(RuleBasedStateMachine):
         orphans = self.orphans()
         some = data.draw(st.lists(st.sampled_from(orphans), min_size=1, max_size=4, unique=True)) if orphans else []
         self.bring(self.epoch - 1, [(key, data.draw(st.sampled_from([level, Level.MEMORY]))) for key, level in some], True, before)
+
+    def known_keys(self) -> list[bytes]:
+        with self.store.read() as txn:
+            return sorted(name for _, name in txn.scan(Table.NAMES)) or KEYS
 
     def orphans(self) -> list[tuple[bytes, Level]]:
         """What earlier schedulers held, as they held it."""
@@ -232,7 +246,13 @@ class EngineMachine(RuleBasedStateMachine):
         if self.compare:
             assert [(whole.submission, [lease.id for lease in whole.leases]) for whole in result.whole] == [(graph, leased)]
 
-    @rule(before=befores, give_back=st.sampled_from([0, 0, ALL]))
+    @rule(data=st.data(), level=st.none() | levels, give_back=st.sampled_from([0, ALL]))
+    def say_and_end_recovery(self, data: st.DataObject, level: Level | None, give_back: int) -> None:
+        """In one batch: what was held, and is said of it now, is on its way to the store when it is given back."""
+        orphans = self.orphans()
+        key = data.draw(st.sampled_from(orphans))[0] if orphans and level is not None else b""
+        self.end_recovery(("report", "", [key], level or Level.HELD, ""), give_back)
+
     def end_recovery(self, before: Before, give_back: int) -> None:
         """What nobody brought is given back: at once, or in steps to come."""
         commands = self.before(before)
@@ -250,6 +270,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.judge(result, items)
         if self.compare:
             assert more == (self.model.giving_back is not None)
+
+    @rule(items=st.lists(st.integers(1, 3), min_size=1, max_size=3), ready=st.integers(0, 2), total=st.integers(0, 3))
+    def recover_in_steps(self, items: list[int], ready: int, total: int) -> None:
+        """Leases in between."""
+        self.end_recovery(NOTHING, 0)
+        for count in items:
+            if self.model.giving_back is not None:
+                self.give_back(count)
+                self.lease(ready, total)
 
     @rule(often=st.integers(0, 3))
     def to_the_end(self, often: int) -> None:
@@ -616,6 +645,23 @@ class EngineMachine(RuleBasedStateMachine):
         }
 
 
+@st.composite
+def new_dag(draw: st.DrawFn) -> list[tuple[bytes, int, list[int], float]]:
+    """A submission with many links, whose last tasks are wanted."""
+    some = draw(st.permutations(KEYS))[: draw(st.integers(3, len(KEYS)))]
+    deps = [draw(st.lists(st.integers(0, index - 1), max_size=3)) if index else [] for index in range(len(some))]
+    inner = {dep for row in deps for dep in row}
+    rows = []
+    for index, key in enumerate(some):
+        flags = draw(st.sampled_from([0, 0, 0, 0, int(TaskFlag.WANTED), int(TaskFlag.DATA | TaskFlag.HELD)]))
+        if deps[index]:
+            flags &= ~int(TaskFlag.DATA)
+        if index not in inner:
+            flags |= TaskFlag.WANTED
+        rows.append((key, flags, deps[index], float(draw(st.integers(-2, 2)))))
+    return rows
+
+
 class MemoryMachine(EngineMachine):
     """A crash takes everything back to the last sync."""
 
@@ -640,6 +686,23 @@ class MemoryMachine(EngineMachine):
         assert isinstance(self.store, MemoryStore)
         self.store.crash()
         self.model, self.seq, self.epoch, self.rest, self.sent, self.open = copy.deepcopy(self._synced)  # type: ignore[assignment]
+
+
+class RecoveryMachine(MemoryMachine):
+    """Graphs that are worth recovering, and less that makes an end of them."""
+
+    @initialize(rows=new_dag(), count=st.integers(1, 3), rounds=st.integers(0, 3))
+    def first_epoch(self, rows: list[tuple[bytes, int, list[int], float]], count: int, rounds: int) -> None:  # type: ignore[override]
+        self.new_epoch()
+        self.submit("g1", "alice", rows, 0, [8, 8], True, True, NOTHING)
+        self.take_over(count, rounds)
+
+    @rule(graph=graphs, rows=new_dag(), marks=st.sampled_from([0, 0, int(GraphFlag.RESENT), int(GraphFlag.WHOLE)]))
+    def submit_dag(self, graph: str, rows: list[tuple[bytes, int, list[int], float]], marks: int) -> None:
+        self.submit(graph, "bob", rows, 1, [8, 8], True, True, NOTHING, marks)
+
+    #: No rules here.
+    build_on = abort_sealed = refused = drop = cancel = end = keep = to_the_end = None  # type: ignore[assignment]
 
 
 class LmdbMachine(EngineMachine):
@@ -721,6 +784,8 @@ def _settings(examples: int, steps: int) -> settings:
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = _settings(250, 40)
+TestRecovery = RecoveryMachine.TestCase
+TestRecovery.settings = _settings(150, 40)
 TestLmdb = LmdbMachine.TestCase
 TestLmdb.settings = _settings(40, 30)
 TestSmallSteps = SmallStepsMachine.TestCase

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 import scheduler_adapter
-from scheduler_adapter.config import DEFAULTS, AdapterConfig, register_defaults
+from scheduler_adapter.config import DEFAULTS, AdapterConfig, register_defaults, scheduler_return_seconds
 
 FOLDER = Path(scheduler_adapter.__file__).parent
 SCHEMA = yaml.safe_load((FOLDER / "taskdb-schema.yaml").read_text())["properties"]["taskdb"]
 SHIPPED = yaml.safe_load(DEFAULTS.read_text())["taskdb"]
+FOR_WORKERS_AND_CLIENTS = {"scheduler-return", "scheduler-file"}
 TYPES = {"string": str, "integer": int, "number": (int, float), "null": type(None)}
 
 
@@ -35,7 +36,7 @@ def test_schema_describes_the_default(name: str) -> None:
 
 def test_every_setting_is_used() -> None:
     fields = set(AdapterConfig.__dataclass_fields__)
-    for name in SHIPPED:
+    for name in SHIPPED.keys() - FOR_WORKERS_AND_CLIENTS:
         plain = name.replace("-", "_")
         assert any(field == plain or field.startswith(plain) for field in fields), name
 
@@ -100,6 +101,14 @@ def test_bad_values_give_one_line(name: str, value: Any) -> None:
     with dask.config.set({f"taskdb.{name}": value}), pytest.raises(ValueError, match=r"taskdb") as caught:
         AdapterConfig.load()
     assert "\n" not in str(caught.value)
+
+
+def test_what_workers_and_clients_read() -> None:
+    assert scheduler_return_seconds() == 600
+    with dask.config.set({"taskdb.scheduler-return": 1.5}):
+        assert scheduler_return_seconds() == 1.5
+    with dask.config.set({"taskdb.scheduler-return": "10min"}), pytest.raises(ValueError, match=r"^taskdb.scheduler-return is '10min'"):
+        scheduler_return_seconds()
 
 
 def test_a_window_that_is_no_whole_number_is_refused() -> None:

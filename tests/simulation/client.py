@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed.protocol.serialize import Serialized, deserialize, serialize, to_serialize
 
+from scheduler_adapter.outbox import Outbox
 from tests.simulation.loop import Process
 from tests.simulation.network import End
 from tests.simulation.tasks import Graph
@@ -35,25 +36,18 @@ class Future:
             self.event.clear()
 
 
-@dataclass(eq=False)
-class Submitted:
-    nodes: list[Node]
-    keys: list[Any]
-    retries: int
-    name: str
-
-
 class Client:
-    """Outlives schedulers: `returns` to the next one, as with the preload; without it, its futures are cancelled."""
+    """Outlives schedulers, with the real outbox of the preload: it says again what was not acknowledged, and what it wants."""
 
     def __init__(self, world: Any, number: int) -> None:
         self.world = world
         self.name = f"client-{number}"
         self.process = Process(self.name, world)
         self.futures: dict[Any, Future] = {}
-        self.submitted: list[Submitted] = []
+        self.outbox = Outbox(self.name)
+        #: It has been connected, and may speak.
+        self.ready = asyncio.Event()
         self._comm: End | None = None
-        self._waiting: list[dict[str, Any]] = []
         self.process.spawn(self._live())
 
     # ------------------------------------------------------------------------------------------------------- the stream
@@ -61,21 +55,26 @@ class Client:
     async def _live(self) -> None:
         while True:
             try:
+                answer = await self.world.ask_scheduler(self.process, "taskdb", client=self.name)
                 comm = await self.world.connect(self.process)
             except OSError:
                 await asyncio.sleep(0.1)
                 continue
             comm.send({"op": "register-client", "client": self.name, "versions": {}})
-            self._return(comm)
+            if self.ready.is_set():
+                comm.send(self._again(answer["received"]))
             self._comm = comm
-            waiting, self._waiting = self._waiting, []
-            for message in waiting:
-                comm.send([message])
+            self.ready.set()
             await self._listen(comm)
             self._comm = None
 
-    def _return(self, comm: End) -> None:
-        """State what is wanted, and say again what was not taken in."""
+    def _again(self, received: int) -> list[dict[str, Any]]:
+        """What a new scheduler is told. See `scheduler_adapter.client.Survivor._go_on`."""
+        self.outbox.acknowledged(received)
+        wanted = [key for key, future in self.futures.items() if future.status != "cancelled"]
+        first, rest = self.outbox.again(wanted)
+        self.world.note(self.name, "is back", len(first), len(wanted), len(rest))
+        return [*first, {"op": "taskdb-restate", "keys": wanted}, *rest]
 
     async def _listen(self, comm: End) -> None:
         try:
@@ -97,6 +96,8 @@ class Client:
             self._set(message["key"], "lost")
         elif op == "task-retried":
             self._set(message["key"], "pending")
+        elif op == "taskdb-acknowledged":
+            self.outbox.acknowledged(message["number"])
         elif op == "task-erred":
             self._set(message["key"], "error", _loaded(message["exception"]))
 
@@ -107,9 +108,11 @@ class Client:
             future.set(status, result)
 
     def send(self, message: dict[str, Any]) -> None:
-        if self._comm is None or self._comm.ended:
-            self._waiting.append(message)
-        else:
+        if self._comm is None:
+            self.outbox.take(message, live=False)
+            return
+        message = self.outbox.take(message, live=True)
+        if not self._comm.ended:
             self._comm.send([message])
 
     # ---------------------------------------------------------------------------------------------------------- what it does
@@ -121,14 +124,11 @@ class Client:
                 self.futures[node.key] = Future(node)
         self.world.submitted(nodes)
         self.world.note("submits", self.name, len(nodes), keys)
-        self.send(self.message(Submitted(nodes, keys, retries, "")))
-
-    def message(self, submitted: Submitted) -> dict[str, Any]:
-        header, frames = serialize(to_serialize(Graph(submitted.nodes, submitted.retries)), on_error="raise")
-        return {
+        header, frames = serialize(to_serialize(Graph(nodes, retries)), on_error="raise")
+        message = {
             "op": "update-graph",
             "expr_ser": Serialized(header, frames),
-            "keys": set(submitted.keys),
+            "keys": set(keys),
             "internal_priority": None,
             "submitting_task": None,
             "fifo_timeout": 0,
@@ -137,6 +137,7 @@ class Client:
             "annotations": {},
             "span_metadata": {},
         }
+        self.send(message)
 
     def release(self, keys: list[Any]) -> None:
         self.world.note("releases", self.name, keys)

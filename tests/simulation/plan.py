@@ -35,7 +35,7 @@ class Plan:
     faults: list[Fault] = field(default_factory=list)
 
     @classmethod
-    def of(cls, seed: int, kinds: tuple[str, ...] = ("daemon", "daemon", "link", "worker")) -> Plan:
+    def of(cls, seed: int, kinds: tuple[str, ...] = ("daemon", "daemon", "link", "worker", "scheduler", "scheduler")) -> Plan:
         chance = Random(f"{seed} plan")
         plan = cls(
             seed,

@@ -147,7 +147,14 @@ def _waiting(world: World) -> str:
 # ------------------------------------------------------------------------------------------------------ errors nobody sees
 
 #: What is logged as an error, and is none here.
-EXPECTED = ("lost scattered data", "Couldn't gather", "Removing worker", "Compute Failed", "Scheduler was unaware", "marked as failed because")
+EXPECTED = (
+    "lost scattered data",
+    "Couldn't gather",
+    "Removing worker",
+    "Compute Failed",
+    "Scheduler was unaware",
+    "marked as failed because",
+)
 
 
 class _Errors(logging.Handler):

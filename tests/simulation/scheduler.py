@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import distributed.core
-import distributed.scheduler
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 from distributed.scheduler import Scheduler, TaskState

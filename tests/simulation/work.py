@@ -22,6 +22,8 @@ class Work:
         self._held: dict[Client, list[Node]] = {client: [] for client in world.clients}
 
     async def do(self) -> None:
+        for client in self.world.clients:
+            await client.ready.wait()
         for fault in self.plan.faults:
             self.world.later(fault.at, self._strike, fault)
         for _ in range(self.plan.steps):

@@ -92,7 +92,7 @@ class Worker(BaseWorker):
     async def _live(self) -> None:
         while self.status is Status.running:
             try:
-                comm = await dask_worker.register(self, lambda: {}, "worker-connect", 10.0)  # type: ignore[arg-type]
+                comm = await dask_worker.register(self, dict, "worker-connect", 10.0)  # type: ignore[arg-type]
             except OSError:
                 await asyncio.sleep(0.1)
             except dask_worker.Refused:

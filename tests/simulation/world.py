@@ -104,6 +104,8 @@ class World:
     def kill_scheduler(self, why: str) -> None:
         if self.scheduler.process.alive:
             self.note("scheduler killed", why)
+            if not self.plan.survive:
+                self._lost_at = self._loop.time()
             self.network.kill(self.scheduler.process)
             self.later(self._chance.choice((0.01, 0.2, 1.0)), self.new_scheduler)
 

@@ -146,7 +146,7 @@ class Model:
             for key in [key for key, other in rows if other == level]:
                 task = self.tasks.get(key)
                 adopted = task is not None and self._adopt(task, level, epoch)
-                answers.append((key, level, task.id if task is not None and adopted else 0))
+                answers.append((key, Level.OUT if task is None else level, task.id if task is not None and adopted else 0))
         return answers
 
     def need(self, key: bytes) -> int:

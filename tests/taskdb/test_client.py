@@ -446,11 +446,14 @@ class Stub(pb_grpc.TaskDBServicer):
     def __init__(self, *endings: grpc.StatusCode | None):
         self.endings = list(endings)
         self.attached: list[pb.Attach] = []
+        self.held: list[list[int]] = []
 
     async def Session(self, request_iterator: object, context: Any) -> None:
         message = await context.read()
         self.attached.append(message.attach)
         await context.write(pb.SessionReply(attached=pb.Attached(epoch=7, last_seq=0)))
+        if message.attach.epoch:
+            self.held.append(list((await context.read()).resync.held))
         ending = self.endings.pop(0)
         if ending is None:
             await asyncio.sleep(3600)
@@ -474,7 +477,8 @@ def test_however_a_link_ends_the_session_comes_back(ending: grpc.StatusCode, tmp
         scheduler.held = {3, 4}
         await scheduler.session.attach(10)
         await until_async(lambda: len(stub.attached) == 3, "the third Attach")
-        assert [(x.epoch, list(x.held)) for x in stub.attached] == [(0, []), (7, [3, 4]), (7, [3, 4])]
+        assert [x.epoch for x in stub.attached] == [0, 7, 7]
+        await until_async(lambda: stub.held == [[3, 4], [3, 4]], "what is held")
         await until_async(lambda: [x for x, _ in scheduler.states] == ["lost", "live"] * 2, "live")
         assert scheduler.session.connected
         stopping = asyncio.ensure_future(server.stop(None))

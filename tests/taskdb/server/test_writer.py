@@ -51,9 +51,11 @@ class Bench:
         self.writer = Writer(store, self.engine, config, self.fatal.append)
         self.writer.start()
 
-    async def attach(self, epoch: int = 0, held: Sequence[int] = (), seen: int | None = 0) -> Peer:
+    async def attach(self, epoch: int = 0, held: Sequence[int] = (), seen: int = 0) -> Peer:
         peer = Peer()
-        self.writer.attach(peer, "scheduler", epoch, held, seen)
+        self.writer.attach(peer, "scheduler", epoch)
+        if epoch:
+            self.writer.resync(peer, held, seen)
         return peer
 
     def tasks(self) -> int:
@@ -132,13 +134,16 @@ def test_after_a_broken_link_credit_counts_from_what_arrived() -> None:
         bench.writer.batch(peer, 1, [*graph("s", keys_of(10)), c.Credit(4, 4, 0)])
         # Two of the four arrived, with ids 1 and 2; the others are said again and are under way again.
         again = Peer()
-        _, last_seq, result = bench.writer.attach(again, "scheduler", peer.epoch, [1, 2], 2)
-        assert (last_seq, [x.id for x in result.leases]) == (1, [3, 4])
+        assert bench.writer.attach(again, "scheduler", peer.epoch) == (peer.epoch, 1)
         assert isinstance(peer.ends[0], Unavailable)
-        bench.writer.batch(again, 2, [c.Credit(2, 2, 2)])
-        assert again.leases == []
-        bench.writer.batch(again, 3, [c.Credit(2, 2, 4)])
-        assert [x.id for x in again.leases] == [5, 6]
+        bench.writer.batch(again, 2, [c.Credit(4, 4, 2)])
+        assert again.leases == [], "it has not said what it holds"
+        bench.writer.resync(again, [1, 2], 2)
+        assert [x.id for x in again.leases] == [3, 4]
+        bench.writer.batch(again, 3, [c.Credit(2, 2, 2)])
+        assert [x.id for x in again.leases] == [3, 4]
+        bench.writer.batch(again, 4, [c.Credit(2, 2, 4)])
+        assert [x.id for x in again.leases] == [3, 4, 5, 6]
 
     story(test)
 
@@ -235,7 +240,7 @@ def test_a_new_epoch_ends_the_older_session_and_its_ingests() -> None:
         with pytest.raises(StaleEpoch):
             bench.writer.ingest(1, begin("i"))
         with pytest.raises(StaleEpoch):
-            bench.writer.attach(Peer(), "scheduler", 1, [], 0)
+            bench.writer.attach(Peer(), "scheduler", 1)
         assert new.ends == []
 
     story(test)
@@ -287,6 +292,6 @@ def test_a_closed_writer_takes_nothing() -> None:
         with pytest.raises(Unavailable):
             bench.writer.ingest(peer.epoch, begin("i"))
         with pytest.raises(Unavailable):
-            bench.writer.attach(Peer(), "scheduler", peer.epoch, [], 0)
+            bench.writer.attach(Peer(), "scheduler", peer.epoch)
 
     story(test)

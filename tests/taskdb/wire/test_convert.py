@@ -13,8 +13,10 @@ from taskdb.wire import taskdb_pb2 as pb
 
 COMMANDS: list[c.Command] = [
     c.BeginGraph("s", "client", 2.5, 17.25, "label", 3),
-    c.AddTasks("s", 3, [b"a", b"b"], [b"x", b""], [1, 2], [0, 1], [3], [1, 0], [0.5, 1.5], [1.0, 0.0], [0, 1], ["g", "h"], [0, 1], [b"n"]),
-    c.AddTasks("s", 0, [b"a"], [], [], [], [], [], [], [], [], [], [], []),
+    c.AddTasks(
+        "s", 3, [b"a", b"b"], [b"x", b""], [1, 2], [0, 1], [3], [1, 0], [0.5, 1.5], [1.0, 0.0], [0, 1], ["g", "h"], [0, 1], [b"n"], [7, 0]
+    ),
+    c.AddTasks("s", 0, [b"a"], [], [], [], [], [], [], [], [], [], [], [], []),
     c.SealGraph("s"),
     c.AbortGraph("s"),
     c.Want("client", [b"a"]),

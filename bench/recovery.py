@@ -20,8 +20,8 @@ import msgpack
 from distributed.comm import connect
 from distributed.versions import get_versions
 
-from bench.processes import Processes, await_port, free_port
 from bench.zero_worker import MEMORY_LIMIT_BYTES, _metrics, _serve_peer
+from scheduler_adapter.local.processes import Processes, await_port, free_port
 from taskdb import commands as c
 from taskdb.engine.engine import Engine
 from taskdb.model import Level, TaskFlag

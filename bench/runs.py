@@ -26,9 +26,9 @@ from distributed import Client
 
 from bench import probe
 from bench.figures import Figures
-from bench.processes import ProcessDied, Processes, Spawned, await_port, free_port
 from bench.watch import Guard, Watch, rss
 from bench.workloads import Workload, check
+from scheduler_adapter.local.processes import ProcessDied, Processes, Spawned, await_port, free_port
 
 #: Tasks of the job that is run before the clock starts, so that imports are paid for.
 WARM_UP_TASKS = 60

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.processes import descendants
+from scheduler_adapter.local.processes import descendants
 
 #: Time between two samples, seconds.
 SAMPLE_S = 0.05

@@ -65,6 +65,7 @@ class Adapter:
         self.pager.session = self.session
         self.pager.store = info.store_uuid
         self.restored = await Restored.read(self.session, info.orphans, config.connect_timeout_seconds)
+        self.restored.leases_lost = info.leases_lost
         self.ingest.start()
         self._take_over()
         logger.info("taskdb: epoch %d on %s (store %s)", info.epoch, address, info.store_uuid)
@@ -88,6 +89,7 @@ class Adapter:
         self.returning.on_returned = self.recovery.client_returned
         scheduler.add_plugin(self.recovery, name=self.recovery.name)
         self.recovery.start_waiting()
+        self.restored = Restored()  # it holds every kept item
         scheduler.taskdb = self
 
     def _state(self, state: str, detail: str) -> None:

@@ -29,7 +29,9 @@ PROTOCOL = 1
 #: Pauses between attempts to find the scheduler.
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 2.0
-#: How long one attempt may take: a scheduler that listens answers once it has started.
+#: How long is waited for the answer who is there. Short: inside it Dask tries to connect at ever longer intervals.
+QUESTION_SECONDS = 3.0
+#: How long registering may take, and a scheduler to take in what was said to it before the stream broke.
 ATTEMPT_SECONDS = 10.0
 #: How long a scheduler without taskdb must have been there until it is taken for the one that came back; one that closes is without, too.
 WITHOUT_SECONDS = 10.0
@@ -121,6 +123,10 @@ class Survivor:
 
     async def _question(self) -> dict[str, Any] | None:
         """What the scheduler says of itself; None if it does not keep its tasks in taskdb. Raises OSError, TimeoutError."""
+        async with asyncio.timeout(QUESTION_SECONDS):
+            there = await internals.has_taskdb(self.client)
+        if not there:
+            return None
         async with asyncio.timeout(ATTEMPT_SECONDS):
             answer = await internals.ask_taskdb(self.client)
         return answer if isinstance(answer, dict) and answer.get("protocol") == PROTOCOL else None

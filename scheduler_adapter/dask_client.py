@@ -212,11 +212,19 @@ def has_closed_cluster(client: Client) -> bool:
     return client.cluster is not None and client.cluster.status in (Status.closed, Status.closing)
 
 
-async def ask_taskdb(client: Client) -> Any:
-    """What the scheduler there says of its database; None from one that has none. Does not wait for a scheduler to be back."""
+async def has_taskdb(client: Client) -> bool:
+    """Whether the scheduler there keeps its tasks in taskdb. Does not wait for a scheduler to be back."""
     token = _STRAIGHT.set(True)
     try:
-        identity = await client.scheduler.identity(n_workers=0)
-        return await client.scheduler.taskdb(client=client.id) if "taskdb" in identity else None
+        return "taskdb" in await client.scheduler.identity(n_workers=0)
+    finally:
+        _STRAIGHT.reset(token)
+
+
+async def ask_taskdb(client: Client) -> Any:
+    """What the scheduler there says of its database. Does not wait for a scheduler to be back."""
+    token = _STRAIGHT.set(True)
+    try:
+        return await client.scheduler.taskdb(client=client.id)
     finally:
         _STRAIGHT.reset(token)

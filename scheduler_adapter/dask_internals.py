@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import dask
@@ -82,8 +83,14 @@ def lost_dependencies(scheduler: Scheduler, dsk: dict[Any, Any], keys: set[Any])
 
 
 def create_tasks(scheduler: Scheduler, **kwargs: Any) -> dict[str, float]:
-    """Stock's own way to take in a graph (`_create_taskstate_from_graph`); specs may be StoredSpec."""
-    return scheduler._create_taskstate_from_graph(**kwargs)
+    """Stock's own way to take in a graph (`_create_taskstate_from_graph`); specs may be StoredSpec. The client's wants are stock's here:
+    the database hears of them with the tasks."""
+    ours = scheduler.client_desires_keys
+    scheduler.client_desires_keys = partial(type(scheduler).client_desires_keys, scheduler)
+    try:
+        return scheduler._create_taskstate_from_graph(**kwargs)
+    finally:
+        scheduler.client_desires_keys = ours
 
 
 def next_generation(scheduler: Scheduler, submitting_task: Any, fifo_timeout: Any, start: float) -> float:

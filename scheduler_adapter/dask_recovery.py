@@ -80,6 +80,27 @@ def leave_workers_alone(scheduler: Scheduler, undo: Undo, when: Callable[[str], 
     undo.set_attr(scheduler, "close", close)
 
 
+def forget_broken_registrations(scheduler: Scheduler, undo: Undo) -> None:
+    """A worker that dies while it registers leaves the scheduler.
+
+    `add_worker` takes it in, waits for plugins, and answers; if that fails, stock keeps it, and the tasks sent to it, until its
+    `worker-ttl`. Wraps the handler of `register-worker`; a stream that was not started has no comm.
+    """
+    stock = scheduler.handlers["register-worker"]
+
+    async def add_worker(comm: Any, *, address: str, **kwargs: Any) -> Any:
+        try:
+            return await stock(comm, address=address, **kwargs)
+        except OSError:
+            address = scheduler.coerce_address(address, kwargs.get("resolve_address", True))
+            stream = scheduler.stream_comms.get(address)
+            if stream is not None and stream.comm is None:
+                await scheduler.remove_worker(address, stimulus_id="taskdb-broken-registration")
+            raise
+
+    undo.set_item(scheduler.handlers, "register-worker", add_worker)
+
+
 def forgive_unknown_spans(scheduler: Scheduler, undo: Undo) -> None:
     """Workers that were there before report times of spans of the old scheduler: leave those out.
 

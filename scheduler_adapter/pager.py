@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,8 @@ logger = logging.getLogger("distributed.taskdb")
 FIRE_AND_FORGET = "fire-and-forget"
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
+#: How long, at most, work that may have been done already waits for workers that may have done it.
+WORKERS_BACK_SECONDS_MAX = 5.0
 
 
 @dataclass(eq=False)
@@ -83,8 +86,10 @@ class Pager(SchedulerPlugin):
         self.store = ""
         #: Workers may still bring what earlier schedulers held.
         self.recovering = False
+        #: Nobody is waited for (any more) who may bring something.
+        self.workers_back = asyncio.Event()
         self.ready_on_disk = 0
-        #: Graphs on their way of which workers have something: nothing is leased until that is claimed.
+        #: Reasons to lease nothing: it is not known yet what workers have of it.
         self.holding = 0
         #: Keys wanted by FIRE_AND_FORGET that are not done.
         self.fire_and_forget: set[Any] = set()
@@ -231,6 +236,15 @@ class Pager(SchedulerPlugin):
             self._flush.cancel()
         self._flush_is_urgent = True
         self._do_flush()
+
+    async def workers_are_back(self) -> None:
+        """Wait until all that an earlier scheduler had have come, but not for long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.workers_back.wait(), WORKERS_BACK_SECONDS_MAX)
+
+    def hold_less(self) -> None:
+        self.holding -= 1
+        self.schedule(urgent=True)
 
     def next_seq(self) -> int:
         """Number of the batch that carries, or carried, what has been queued so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ logger = logging.getLogger("distributed.taskdb")
 #: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler.
 WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
+#: How long a worker that registers waits until the database knows of it, if it can.
+KNOWN_SECONDS = 1.0
 #: Keys of one Adopt: some 20 µs each of the daemon's time.
 ADOPT_KEYS = 2_000
 #: Pause before what earlier schedulers left is asked for again.
@@ -59,6 +62,8 @@ class Restored:
     clients: set[str] = field(default_factory=set)
     #: Tasks that earlier schedulers held.
     orphans: int = 0
+    #: The store may not show all of them.
+    leases_lost: bool = False
 
     @classmethod
     async def read(cls, session: Session, orphans: int, timeout_seconds: float) -> Restored:
@@ -95,6 +100,7 @@ class Recovery(SchedulerPlugin):
         #: Clients that want something and have not come back.
         self.absent = {name for name in restored.clients if not name.startswith(_NOT_CLIENTS)}
         self._orphans = restored.orphans
+        self._leases_lost = restored.leases_lost
         self._ended = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
         #: Names of workers that are here, by address.
@@ -105,6 +111,7 @@ class Recovery(SchedulerPlugin):
         self.unclaimed.take = self._take
         self.adopted = self.refused = 0
         dask_recovery.forgive_unknown_spans(scheduler, undo)
+        dask_recovery.forget_broken_registrations(scheduler, undo)
         dask_recovery.leave_workers_alone(scheduler, undo, is_restart)
         dask_recovery.watch_runs(scheduler, undo, self.unclaimed.told)
         self._stock_gather = scheduler.handlers["gather"]
@@ -117,6 +124,11 @@ class Recovery(SchedulerPlugin):
     def start_waiting(self) -> None:
         """Begin: wait for workers and clients, no longer than the settings say."""
         loop = asyncio.get_running_loop()
+        if not self.expected:
+            self.pager.workers_back.set()
+        elif self._leases_lost:
+            self.pager.holding += 1
+            internals.in_background(self.scheduler, self._hold)
         if self.absent:
             self._timers.append(loop.call_later(self.config.clients_return_seconds, self._drop_absent))
         if not self.active:
@@ -134,6 +146,11 @@ class Recovery(SchedulerPlugin):
             len(self.expected),
         )
         self._timers.append(loop.call_later(self.config.workers_return_seconds, self._give_up))
+
+    async def _hold(self) -> None:
+        """Any task on disk may be done, or under way."""
+        await self.pager.workers_are_back()
+        self.pager.hold_less()
 
     def _show(self, graphs: Sequence[pb.StoredGraph]) -> None:
         """Stored graphs in task groups, before the first lease: how tasks are placed depends on it. Which tasks of a graph are finished
@@ -164,6 +181,7 @@ class Recovery(SchedulerPlugin):
         logger.warning("taskdb: %d workers did not come back: %s", len(self.expected), ", ".join(sorted(self.expected)[:10]))
         names = [WORKERS + name.encode() for name in self.expected]
         self.expected.clear()
+        self.pager.workers_back.set()
         self.pager.send(Keep(names, [b""] * len(names)))
         self.end()
 
@@ -219,7 +237,7 @@ class Recovery(SchedulerPlugin):
         ws = scheduler.workers[worker]
         self._names[worker] = name = str(ws.name)
         message = dask_recovery.take_extra(ws, NAME)
-        self.pager.send(Keep([WORKERS + name.encode()], [_DIES if message is None else _SURVIVES]))
+        self.pager.send(Keep([WORKERS + name.encode()], [_DIES if message is None else _SURVIVES]), urgent=True)
         if message is not None:
             try:
                 inventory = Inventory.read(message)
@@ -231,7 +249,13 @@ class Recovery(SchedulerPlugin):
                 if inventory.epoch:
                     await self._take_in(ws, inventory)
         self.expected.discard(name)
+        if not self.expected:
+            self.pager.workers_back.set()
         self._maybe_end()
+        # IMPORTANT: nothing is sent to it before: the next scheduler waits only for workers it knows of.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_SECONDS):
+                await self.pager.durable()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.unclaimed.drop_worker(worker)

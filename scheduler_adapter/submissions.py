@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from time import time
 from typing import Any
 
@@ -24,6 +23,7 @@ from distributed.utils import offload
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.arrivals import Arrivals
 from scheduler_adapter.config import AdapterConfig
+from scheduler_adapter.details import Details
 from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.keys import pack_key, unpack_key
@@ -34,7 +34,7 @@ from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
 from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
 from taskdb.errors import Unavailable
-from taskdb.model import GraphFlag, Level
+from taskdb.model import Level
 
 logger = logging.getLogger("distributed.taskdb")
 
@@ -42,6 +42,8 @@ logger = logging.getLogger("distributed.taskdb")
 INLINE_TASKS = 16
 #: How long, at most, a graph that is said again keeps the scheduler from asking for work.
 HOLD_SECONDS_MAX = 10.0
+#: How often it is looked whether a daemon that died is back.
+AGAIN_SECONDS = 0.1
 
 
 class Submitter:
@@ -82,7 +84,7 @@ class Submitter:
         start = time()
         stimulus_id = stimulus_id or f"update-graph-{start}"
         keys = set(keys)
-        details = _Details(
+        details = Details(
             client,
             keys,
             span_metadata,
@@ -101,6 +103,8 @@ class Submitter:
         internals.graph_update_begins(scheduler)
         event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}
         try:
+            if taskdb_resent:
+                await self.pager.workers_are_back()
             details.name = self.returning.name(taskdb_submission)
             graph = await self._read_here(expr_ser, details)
             if graph is None:
@@ -122,7 +126,7 @@ class Submitter:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    async def _read_here(self, expr_ser: Any, details: _Details) -> Graph | None:
+    async def _read_here(self, expr_ser: Any, details: Details) -> Graph | None:
         """The graph, if it is small enough to be unpacked in this process."""
         if sum(memoryview(f).nbytes for f in expr_ser.frames[:1]) > self.config.local_bytes:
             return None
@@ -139,7 +143,7 @@ class Submitter:
             return None
         return graph
 
-    def _unpack(self, expr: Any, details: _Details) -> Graph:
+    def _unpack(self, expr: Any, details: Details) -> Graph:
         dsk, by_type = materialise(expr)
         graph = prepare(dsk, by_type, details.keys, details.internal_priority, details.annotations)
         for key, spec in graph.dsk.items():
@@ -155,7 +159,7 @@ class Submitter:
 
     # ---------------------------------------------------------------------------------------------------------- small
 
-    async def _take_small(self, graph: Graph, details: _Details) -> int | None:
+    async def _take_small(self, graph: Graph, details: Details) -> int | None:
         details.whole = graph.has_p2p
         must_follow = graph.has_p2p or bool(details.actors)
         unclaimed = self.pager.residency.unclaimed
@@ -205,7 +209,7 @@ class Submitter:
         finally:
             self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
 
-    async def _follow(self, graph: Graph, details: _Details) -> int | None:
+    async def _follow(self, graph: Graph, details: Details) -> int | None:
         scheduler = self.scheduler
         if internals.lost_dependencies(scheduler, graph.dsk, details.keys):
             self._lost(details)
@@ -250,7 +254,7 @@ class Submitter:
         await self._send(graph, details, submission, generation, residents)
         return len(graph.dsk)
 
-    async def _page(self, graph: Graph, details: _Details) -> int:
+    async def _page(self, graph: Graph, details: Details) -> int:
         scheduler = self.scheduler
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
@@ -269,7 +273,7 @@ class Submitter:
         return len(graph.dsk)
 
     async def _send(
-        self, graph: Graph, details: _Details, submission: Submission, generation: float, residents: dict[Any, Resident]
+        self, graph: Graph, details: Details, submission: Submission, generation: float, residents: dict[Any, Resident]
     ) -> None:
         """Begin, runs and seal. Others have the loop between runs."""
         pager = self.pager
@@ -304,15 +308,14 @@ class Submitter:
             self.pager.expect_adopted(command, unclaimed.answered)
             yield command
 
-    def _hold_no_more(self, details: _Details) -> None:
+    def _hold_no_more(self, details: Details) -> None:
         if details.holds:
             details.holds = False
-            self.pager.holding -= 1
-            self.pager.schedule(urgent=True)
+            self.pager.hold_less()
 
     # ---------------------------------------------------------------------------------------------------------- large
 
-    async def _take_large(self, expr_ser: Any, details: _Details) -> int | None:
+    async def _take_large(self, expr_ser: Any, details: Details) -> int | None:
         """Through the ingest process, straight to the database."""
         scheduler = self.scheduler
         pager = self.pager
@@ -338,18 +341,20 @@ class Submitter:
         }
         outcome: int | None = None
         announced: Counter[str] = Counter()
+        heard: set[int] = set()
         try:
             while True:
                 try:
-                    outcome = await self._stream(job, expr_ser.frames, details, submission, announced)
+                    outcome = await self._stream(job, expr_ser.frames, details, submission, announced, heard)
                     break
                 except Unavailable as e:
-                    # The daemon died under it; the graph is whole here, so it can come again, begun anew under its name. What had arrived
-                    # is forgotten, and told so.
+                    # The daemon died under it; the graph is whole here, so it can come again, under its name. What had arrived is there,
+                    # and goes on; or it is forgotten, and told so.
                     self._retract(announced)
                     logger.warning("graph %s waits for the daemon (%s)", details.name, e)
+                    await asyncio.sleep(AGAIN_SECONDS)
                     while pager.session is None or not pager.session.connected:
-                        await asyncio.sleep(0.1)
+                        await asyncio.sleep(AGAIN_SECONDS)
         finally:
             self._hold_no_more(details)
             self._retract(announced)
@@ -367,11 +372,11 @@ class Submitter:
         return outcome
 
     async def _stream(
-        self, job: dict[str, Any], frames: Any, details: _Details, submission: Submission, announced: Counter[str]
+        self, job: dict[str, Any], frames: Any, details: Details, submission: Submission, announced: Counter[str], heard: set[int]
     ) -> int | None:
         """One attempt. Number of tasks, or None if inputs are missing. Raises what the ingest process raised.
 
-        `announced`: what has been shown in task groups and has not arrived.
+        `announced`: what has been shown in task groups and has not arrived. `heard`: first indices of runs that have arrived.
         """
         residency = self.pager.residency
         tasks = 0
@@ -387,12 +392,20 @@ class Submitter:
                     # Before the first lease: how tasks are placed depends on how large their groups are.
                     self._announce(submission, message["groups"], message["group_deps"])
                     announced.update(message["groups"])
+                elif op == "begun":
+                    if not message["there"]:
+                        heard.clear()
                 elif op == "run":
-                    for name, count in message["old"].items():
+                    new, old = Counter(message["new"]), Counter(message["old"])
+                    if message["first"] in heard:
+                        # It had arrived, and was counted, when the daemon died.
+                        new, old = Counter(), new + old
+                    heard.add(message["first"])
+                    for name, count in old.items():
                         residency.ledger.retract(name, count)
-                    announced.subtract(message["old"])
-                    announced.subtract(message["new"])
-                    submission.remaining += sum(message["new"].values())
+                    announced.subtract(old)
+                    announced.subtract(new)
+                    submission.remaining += new.total()
                     residency.shared(message["known"])
                     if details.holds:
                         self.pager.send(*self._claims(message["keys"]), urgent=True)
@@ -406,7 +419,7 @@ class Submitter:
 
     # ---------------------------------------------------------------------------------------------------------- common
 
-    def _submission(self, details: _Details) -> Submission:
+    def _submission(self, details: Details) -> Submission:
         busy = self.pager.backlog > 0 or (self.pager.session is not None and self.pager.session.in_flight > 0)
         computation = internals.computation_for(self.scheduler, details.code, details.annotations, busy)
         return Submission(details.name, details.client, details.span_metadata, details.code, computation, resent=details.resent)
@@ -441,7 +454,7 @@ class Submitter:
             return False
         return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
 
-    def _tell_plugins(self, details: _Details, tasks: list[Any], annotations: dict[str, Any], priority: dict[Any, Any]) -> None:
+    def _tell_plugins(self, details: Details, tasks: list[Any], annotations: dict[str, Any], priority: dict[Any, Any]) -> None:
         """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys, and nothing about them."""
         for plugin in list(self.scheduler.plugins.values()):
             try:
@@ -457,36 +470,5 @@ class Submitter:
             except Exception as e:
                 logger.exception(e)
 
-    def _lost(self, details: _Details) -> None:
+    def _lost(self, details: Details) -> None:
         self.arrivals.lost(details.client, details.keys)
-
-
-@dataclass
-class _Details:
-    """What came with an update-graph message."""
-
-    client: str
-    keys: set[Any]
-    span_metadata: Any
-    internal_priority: dict[Any, float] | None
-    submitting_task: Any
-    user_priority: Any
-    actors: Any
-    fifo_timeout: Any
-    code: Any
-    annotations: dict[str, Any] | None
-    stimulus_id: str
-    start: float
-    #: The message's number, 0 if it has none.
-    number: int = 0
-    resent: bool = False
-    #: Nothing is leased until it is known what workers have of it.
-    holds: bool = False
-    #: Name of the submission in the database.
-    name: str = ""
-    #: The scheduler can only hold it whole, also after a restart.
-    whole: bool = False
-
-    @property
-    def flags(self) -> int:
-        return (GraphFlag.RESENT if self.resent else 0) | (GraphFlag.WHOLE if self.whole else 0)

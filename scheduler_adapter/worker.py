@@ -26,7 +26,9 @@ logger = logging.getLogger("distributed.taskdb")
 #: Pauses between attempts to find the scheduler.
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 1.0
-#: How long one attempt may take.
+#: How long is waited for the answer who is there. Short: inside it Dask tries to connect at ever longer intervals.
+QUESTION_SECONDS = 3.0
+#: How long registering may take.
 ATTEMPT_SECONDS = 10.0
 #: How long a scheduler without taskdb must have been there until it is taken for the one that came back.
 WITHOUT_SECONDS = 10.0
@@ -125,7 +127,7 @@ class Survivor:
         if path and (address := internals.address_in(path)):
             internals.move_to(worker, address)
         before = self.epoch
-        async with asyncio.timeout(ATTEMPT_SECONDS):
+        async with asyncio.timeout(QUESTION_SECONDS):
             answer, store = await self._question()
         if store != self.store:
             logger.warning("taskdb: the scheduler has another store than the one before; what this worker holds is let go of")

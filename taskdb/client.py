@@ -54,6 +54,8 @@ class AttachInfo:
     version: str
     #: Tasks that earlier schedulers held, and that nobody has claimed.
     orphans: int
+    #: The daemon died since the scheduler before said what it held: any task may have been leased to it.
+    leases_lost: bool
 
 
 # ------------------------------------------------------------------------------------------------------- Session
@@ -71,8 +73,9 @@ class _Link:
 class Session:
     """A scheduler's life with the database, over as many links as it takes.
 
-    States told by `on_state`: "live" (attached again; batches after the daemon's last seq are being sent again; report what has changed
-    before returning: then the daemon is told what is `held`, and says what was missed), "lost" (the link broke; connecting again for ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
+    States told by `on_state`: "live" (attached again, and batches after the daemon's last seq are being sent again; report what has changed
+    before returning, as then the daemon is told what is `held`, and says what was missed), "lost" (the link broke; connecting again for
+    ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
     us for good, or a callback raised: stop). After "fenced" and "failed" nothing is sent or delivered any more.
     """
 
@@ -163,7 +166,7 @@ class Session:
         self.epoch = attached.epoch
         self._link = link
         self._task = asyncio.ensure_future(self._run(link))
-        return AttachInfo(attached.epoch, attached.store_uuid, attached.version, attached.orphans)
+        return AttachInfo(attached.epoch, attached.store_uuid, attached.version, attached.orphans, attached.leases_lost)
 
     async def close(self) -> None:
         """Wait (not for long) until what was sent is durable, then end the link. The epoch stays ours until another begins."""

@@ -59,14 +59,16 @@ class Ingest:
             self._call.cancel()
         self._channel.close()
 
-    def begin(self, command: c.BeginGraph) -> None:
-        """Register the submission; on disk on return. Raises Unavailable, StaleEpoch, InvalidRequest, StoreFull."""
+    def begin(self, command: c.BeginGraph) -> int:
+        """Register the submission; on disk on return. How many tasks of it are there already, from a stream whose daemon died: they are
+        to be said again, in the same runs. Raises Unavailable, StaleEpoch, InvalidRequest, StoreFull."""
         if self._call is not None:
             raise InvalidRequest("an Ingest carries one submission")
         self._submission = command.submission
         self._call = pb_grpc.TaskDBStub(self._channel).Ingest(iter(self._requests.get, None))
         self._write(pb.IngestRequest(epoch=self.epoch, begin_graph=convert.begin_graph_to_proto(command)))
         self._settle(0)
+        return self._tasks
 
     def add(self, command: c.AddTasks) -> None:
         """Send a run; returns when at most INGEST_RUNS_AHEAD runs are unanswered. Raises MissingKeys, StoreFull, … of any run."""

@@ -16,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from demo.__main__ import Watch, job, report
-from demo.cluster import FAILURES, Cluster
+from demo.crash import Crashes
+from scheduler_adapter.local.cluster import FAILURES, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,7 +73,9 @@ def test_demo_stops_all_it_started(signum: signal.Signals) -> None:
 
 def test_a_wrong_result_is_said() -> None:
     console = Console(record=True, width=100)
-    watch = mock.Mock(spec=Watch, makespan=1.0, total=3, resident_max=3, rss_max=2, rss_idle=1, answer_seconds_max=0.1, store_bytes=0)
+    watch = mock.Mock(
+        spec=Watch, crashes=None, makespan=1.0, total=3, resident_max=3, rss_max=2, rss_idle=1, answer_seconds_max=0.1, store_bytes=0
+    )
     assert report(console, watch, result=54, expected=55) is False
     assert "wrong, expected 55" in console.export_text()
 
@@ -82,9 +85,51 @@ def test_the_closed_form() -> None:
     assert int(array.compute(scheduler="sync")) == expected
 
 
-def test_a_process_that_does_not_start_is_named_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unlucky = tmp_path / "unlucky.py"
-    unlucky.write_text("print('out of luck'); raise SystemExit(3)")
-    monkeypatch.setattr("demo.cluster.command", lambda name: str(unlucky))
-    with pytest.raises(FAILURES, match=r"(?s)scheduler .* ended with code 3.*out of luck"), Cluster(tmp_path, stock=True):
+class Unlucky(Cluster):
+    def scheduler_command(self, port: int, *more: str) -> list[str]:
+        return ["-c", "print('out of luck'); raise SystemExit(3)"]
+
+
+def test_a_process_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(FAILURES, match=r"(?s)scheduler .* ended with code 3.*out of luck"), Unlucky(tmp_path, stock=True):
         pass
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_demo_is_right_though_scheduler_and_daemon_are_killed() -> None:
+    chunks = 1500
+    process = demo("--chunks", str(chunks), "--crash", "--window", "200")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    _, expected = job(chunks)
+    assert re.search(rf"sum = {expected:,} +right", output), output
+    table = output[output.index("sum = ") :]
+    for name, part in (("scheduler", 1 / 3), ("daemon", 2 / 3)):
+        killed = re.search(rf"{name}\W+killed with -9 at ([\d,]+) tasks, back after [\d.]+ s", table)
+        total = re.search(r"tasks\W+([\d,]+)", table)
+        assert killed is not None, output
+        assert total is not None, output
+        assert int(killed[1].replace(",", "")) >= part * int(total[1].replace(",", "")), output
+
+
+def test_what_is_killed_comes_back_and_is_killed_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path, workers=0) as cluster:
+        crashes = Crashes(cluster)
+        first = cluster.scheduler
+        assert crashes.kill(0, 0) is None
+        assert crashes.kill(33, 100) is None
+        assert crashes.kill(34, 100) is cluster.scheduler
+        assert not first.alive
+        assert crashes.kill(90, 100) is None, "one after the other"
+        cluster.await_scheduler()
+        crashes.back()
+        daemon = cluster.daemon
+        assert crashes.kill(90, 100) is cluster.daemon
+        assert daemon is not None
+        assert not daemon.alive
+        cluster.await_daemon()
+        crashes.back()
+        assert crashes.over
+        assert crashes.kill(100, 100) is None
+        cluster.processes.check()

@@ -16,13 +16,17 @@ import pytest
 import yaml
 from distributed import Client
 
-from bench.processes import Processes, Spawned, await_port, free_port
-from demo.cluster import command
+from scheduler_adapter.local.processes import Processes, Spawned, await_port, free_port
 from tests.support.commands import problems
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def command(name: str) -> str:
+    """The command of that name in the environment this runs in."""
+    return str(Path(sys.executable).with_name(name))
 
 
 def blocks(language: str, tag: str = "") -> list[str]:
@@ -126,6 +130,12 @@ def test_the_cluster_runs_and_can_be_looked_into(tmp_path: Path) -> None:
                 assert done.returncode == (1 if words[1] == "explain" else 0), done.stderr
                 if words[1] == "status":
                     assert re.search(r"\battached", done.stdout), "the scheduler runs without the database"
+            # Beside the daemon that serves it, in the folder it was started in.
+            for words in commands(*blocks("bash", "store")):
+                done = subprocess.run(
+                    [sys.executable, command(words[0]), *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
+                )
+                assert done.returncode == 0, done.stderr
         processes.check()
 
 

@@ -120,11 +120,21 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
         new = Counter(names[g] for g, flag in zip(run.groups, run.flags, strict=True) if not flag & TaskFlag.EXTERNAL)
         before = Counter(names[run.groups[i]] for i in old)
         keys = run.keys if job["flags"] & GraphFlag.RESENT else ()
-        tell(op="run", new=dict(new - before), old=dict(before), known=[unpack_key(run.keys[i]) for i in old], keys=keys)
+        tell(
+            op="run",
+            first=run.first_index,
+            new=dict(new - before),
+            old=dict(before),
+            known=[unpack_key(run.keys[i]) for i in old],
+            keys=keys,
+        )
 
     with Ingest(job["address"], job["epoch"], added) as stream:
         try:
-            stream.begin(BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"]))
+            there = stream.begin(
+                BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"])
+            )
+            tell(op="begun", there=there)
             for run in runs(graph, submission, held=False, consume=True):
                 names.extend(run.new_groups)
                 stream.add(run)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from scheduler_adapter.local.processes import ProcessDied, Processes, Spawned, await_port, lasting_port
+from taskdb.client import Client as Reader
 
 #: Seconds until a process must be ready. A cold start of a few Python processes on a busy machine takes some.
 START_SECONDS_MAX = 60.0
@@ -80,14 +81,24 @@ class Cluster:
     def __exit__(self, *exc_info: object) -> None:
         self.processes.stop()
 
+    @property
+    def has_daemon(self) -> bool:
+        """Whether there is a daemon to start, apart from the scheduler."""
+        return not self.stock
+
     def start(self) -> None:
-        if not self.stock:
+        if self.has_daemon:
             self.start_daemon()
         self.start_scheduler()
         for number in range(self._wanted):
             self.start_worker(*self.words_of_worker(number), wait=False)
         for worker in self.workers:
             self.await_worker(worker)
+        # Dask goes on without a preload that failed, and a scheduler without the database would be taken for one with it.
+        if self.has_daemon:
+            with Reader(self.url) as reader:
+                if not reader.status().scheduler_attached:
+                    raise ProcessDied(f"the scheduler runs without the database; its log ends:\n{self.scheduler.tail()}")
 
     def words_of_worker(self, number: int) -> Sequence[str]:
         """More words for the command of one of the first workers. A name of its own: the one that comes back is known by it."""

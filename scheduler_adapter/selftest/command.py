@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.group(help="Try the whole on this machine: real processes, killed in mid-work. Needs no running daemon, and leaves nothing behind.")
+@click.group(help="Try it on this machine, with processes of its own.\n\nNeeds no running daemon, and touches none. Leaves nothing behind.")
 def selftest() -> None:
     pass
 

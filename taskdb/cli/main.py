@@ -10,6 +10,7 @@ import click
 
 import taskdb
 from taskdb.cli import exits
+from taskdb.cli.added import Commands
 from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status, tasks
 from taskdb.cli.serve import serve
@@ -17,6 +18,7 @@ from taskdb.errors import TaskDBError
 
 
 @click.group(
+    cls=Commands,
     help=f"The task state of Dask's scheduler, in a database.\n\n{exits.HELP}",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

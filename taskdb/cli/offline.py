@@ -20,7 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _READS = f"Offline: reads the files, and needs no daemon. One may serve the same folder meanwhile.\n\n{exits.HELP}"
 _WRITES = f"Offline: writes the files. End the daemon that serves the folder first.\n\n{exits.HELP}"
-_FOLDER = click.Path(path_type=Path)
+#: What is wrong with it, the store says better.
+_FOLDER = click.Path(path_type=Path, readable=False)
 
 _data = click.option("--data", required=True, type=_FOLDER, help="Folder of the store.")
 

@@ -65,7 +65,7 @@ class Listen(click.ParamType[str]):
     help=f"Serve the store in a folder (made if it is not there). Ends cleanly on SIGTERM and SIGINT.\n\n{exits.HELP}",
     context_settings={"auto_envvar_prefix": "TASKDB"},
 )
-@click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the store.")
+@click.option("--data", required=True, type=click.Path(file_okay=False, readable=False, path_type=Path), help="Folder of the store.")
 @click.option("--listen", default=ADDRESS_DEFAULT, show_default=True, type=Listen(), help="HOST:PORT or unix:PATH.")
 @click.option(
     "--durability",

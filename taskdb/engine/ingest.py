@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from taskdb.commands import Added, AddTasks, BeginGraph, Erred
+from taskdb.engine.again import answer_again, ids_told
 from taskdb.engine.refs import find_graph, find_index, find_key
 from taskdb.engine.transitions import (
     ERRED,
@@ -259,6 +260,9 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         stored = [find_key(work.txn, key) for key in command.keys]
         work.result.added.append(Added(command.submission, command.first_index, stored, [], list(range(len(stored)))))
         return
+    if command.first_index < graph.added:
+        answer_again(work, graph, command)
+        return
     _check(graph, command)
     count = len(command.keys)
     flags = _column("flags", command.flags, count, 0)
@@ -269,6 +273,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     annotations = _column("shared", command.shared, count, 0)
     orders = command.orders and _column("orders", command.orders, count, 0.0)
     groups = command.groups and _column("groups", command.groups, count, 0)
+    told_ids = command.told_ids and _column("told_ids", command.told_ids, count, 0)
     _check_deps(graph, command, dep_counts)
     ids_before = _resolve_old(work, graph, command)
     if free_bytes is not None:
@@ -285,7 +290,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     first_index = command.first_index
     _add_names(work, graph, command)
     default_group = 0 if graph.groups else NO_GROUP
-    told = _ids_told(work, command, ids_before)
+    told = ids_told(work, command.keys, told_ids, ids_before) if told_ids else 0
     next_id = first_new = told or work.next(Meta.NEXT_TASK, count)
     txn = work.txn
     put = txn.put
@@ -359,22 +364,6 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         # Give back the numbers that known keys did not use. Nobody has seen them.
         put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
     work.result.added.append(Added(command.submission, first_index, ids, [], known_at))
-
-
-def _ids_told(work: Work, command: AddTasks, ids_before: dict[int, int]) -> int:
-    """The first of the ids that the run's new tasks were told to have before a crash undid it; 0 if they cannot have them again.
-
-    They are free: a daemon that starts leaves a gap. But a key may be known by now that was not, or the other way round.
-    """
-    if not command.told_ids:
-        return 0
-    known = [find_key(work.txn, key) for key in command.keys]
-    new = list(dict.fromkeys(told for told, task_id in zip(command.told_ids, known, strict=False) if not task_id))
-    older = max([*known, *ids_before.values()], default=0)
-    if not new or new[0] <= older or new != list(range(new[0], new[0] + len(new))):
-        return 0
-    taken = work.txn.first(Table.NAMES, U64.pack(new[0]))
-    return 0 if taken is not None and int.from_bytes(taken[0]) <= new[-1] else new[0]
 
 
 def check_room(free_bytes: int, size: int, what: str) -> None:

@@ -329,7 +329,8 @@ def _chain(reader: _Reader, task: TaskRecord, limit: int) -> list[TaskInfo]:
 def _reason(reader: _Reader, task: TaskRecord, answer: Explanation) -> str:
     owner = reader.txn.get(Table.HOLDS, U64.pack(task.id))
     if owner is not None and owner != reader.txn.get(Table.META, meta_key(Meta.EPOCH)):
-        return f"{TaskState(task.state).name.lower()}: with a scheduler that is gone; a worker may bring it to this one, else it is given back"
+        state = TaskState(task.state).name.lower()
+        return f"{state}: with a scheduler that is gone; a worker may bring it to this one, else it is given back"
     if task.flags & PARKED:
         return "queued: what it depends on was with a scheduler that is gone; a worker may bring that to this one, else it is given back"
     if task.state == TaskState.WAITING:

@@ -95,14 +95,15 @@ def take_whole(work: Work, submission: str) -> None:
 
 def _tasks(work: Work, graph_id: int) -> Iterator[TaskRecord]:
     """Its own tasks that exist, dependencies first."""
-    index = last_id = 0
+    index = 0
+    # A key may come twice.
+    met: set[int] = set()
     while (run := find_index(work.txn, graph_id, index)) is not None:
         first, last, first_id = run
         for task_id in range(first_id, first_id + last + 1 - first) if first_id else ():
-            # Ids grow with the index, unless a key comes twice.
-            task = work.task(task_id) if task_id > last_id else None
+            task = work.task(task_id) if task_id not in met else None
             if task is not None and task.graph == graph_id:
-                last_id = task_id
+                met.add(task_id)
                 yield task
         index = last + 1
 

@@ -50,6 +50,7 @@ class SessionLink:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.leases_lost = False
         self.error: TaskDBError | None = None
         self._out: deque[pb.SessionReply] = deque()
         self._durable = 0
@@ -230,6 +231,7 @@ class Service(pb_grpc.TaskDBServicer):
             last_seq=last_seq,
             version=taskdb.__version__,
             orphans=0 if attach.epoch else self._writer.held(),
+            leases_lost=link.leases_lost,
         )
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
@@ -345,7 +347,7 @@ class IngestStream:
             # Sealed before, it is only answered: the end of this stream must not abort it.
             self._open = True
             self._ingests[command.submission] = self
-        return pb.IngestReply(durable=True)
+        return pb.IngestReply(durable=True, tasks=self._writer.added(command.submission))
 
     def _check_name(self, submission: str) -> None:
         if submission != self._submission:

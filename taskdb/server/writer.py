@@ -44,6 +44,8 @@ class Peer(Protocol):
     """The Session a scheduler is attached by, as the writer sees it."""
 
     epoch: int
+    #: See `Writer`.
+    leases_lost: bool
 
     def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
         """Send a Result. Never blocks."""
@@ -109,6 +111,8 @@ class Writer:
         #: Submissions whose stream broke and whose abort the store refused so far.
         self._aborts: dict[str, int] = {}
         self._closed = False
+        #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
+        self._leases_lost = True
         self.commits = 0
         self.commit_seconds_last = 0.0
 
@@ -143,6 +147,9 @@ class Writer:
         self._synced = new
         self._told_queued = 0
         peer.epoch = epoch
+        peer.leases_lost = self._leases_lost
+        if new:
+            self._leases_lost = False
         former, self._peer = self._peer, peer
         if former is not None:
             former.end(old)
@@ -163,6 +170,7 @@ class Writer:
         # Only the scheduler knows which leases arrived; those that did not are said again, and are under way again.
         self._credit = CreditLine(leases_seen + len(result.leases))
         self._synced = True
+        self._leases_lost = False
         self._push(result)
         self._touch(1)
         self._wake()
@@ -249,9 +257,16 @@ class Writer:
         return added, sealed
 
     def _half_done(self, txn: ReadTxn, submission: str) -> bool:
-        """Whether a stream that is gone left it open (its daemon died, or its abort has yet to be done): then it begins anew."""
-        self._aborts.pop(submission, None)
-        return is_open(txn, submission)
+        """Whether a stream that is gone left it open, and its abort has yet to be done: then it begins anew.
+
+        One whose daemon died goes on: tasks of it may have run.
+        """
+        return self._aborts.pop(submission, None) is not None and is_open(txn, submission)
+
+    def added(self, submission: str) -> int:
+        """Tasks of an open submission that are there."""
+        txn = self._begin()
+        return tasks_added(txn, submission) if is_open(txn, submission) else 0
 
     def abort_submission(self, epoch: int, submission: str) -> None:
         """Its stream ended before seal. Never raises: what the store refuses now is tried again."""
@@ -416,7 +431,7 @@ class Writer:
         txn, self._txn = self._txn, None
         self._uncommitted = 0
         self._seq = 0
-        self._dropped = True
+        self._dropped = self._leases_lost = True
         self._forgotten = []
         if txn is not None:
             txn.abort()
@@ -464,6 +479,11 @@ def _is_fatal(error: BaseException) -> bool:
 def _graph_status(txn: ReadTxn, submission: str) -> int | None:
     data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
     return None if data is None else decode_graph(0, data).status
+
+
+def tasks_added(txn: ReadTxn, submission: str) -> int:
+    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
+    return 0 if data is None else decode_graph(0, data).added
 
 
 def is_open(txn: ReadTxn, submission: str) -> bool:

@@ -51,18 +51,20 @@ class SessionReply(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("epoch", "store_uuid", "last_seq", "version", "orphans")
+    __slots__ = ("epoch", "store_uuid", "last_seq", "version", "orphans", "leases_lost")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORE_UUID_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_LOST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     store_uuid: str
     last_seq: int
     version: str
     orphans: int
-    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ..., orphans: _Optional[int] = ...) -> None: ...
+    leases_lost: bool
+    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ..., orphans: _Optional[int] = ..., leases_lost: _Optional[bool] = ...) -> None: ...
 
 class Durable(_message.Message):
     __slots__ = ("seq",)

@@ -158,7 +158,6 @@ def test_killed_right_after_a_submission(tmp_path: Path, window: int | None) -> 
                     times = ran.count(str(max(value, 1))) if value > 1 else None
                     assert times is None or times == 1 or (times == 2 and key not in finished), f"{said}; ran: {ran}"
                 assert cluster.faults() == [], said
-                cluster._read = 0  # the next scheduler's log begins anew
                 del first, second
         nothing_is_left(cluster)
 

@@ -41,6 +41,7 @@ CLIENTS = ["alice", "bob", "carol"]
 GRAPHS = ["g1", "g2", "g3"]
 #: More than there are.
 ALL = 1000
+IDS_SKIPPED = 20
 
 keys = st.sampled_from(KEYS)
 clients = st.sampled_from(CLIENTS)
@@ -84,6 +85,8 @@ class Batch:
 
     commands: list[c.Command]
     added: list[c.Added] = field(default_factory=list)
+    #: (submission, first index) -> its tasks, of each run.
+    runs: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
     refused: list[int] = field(default_factory=list)
 
 
@@ -102,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
             mock.patch.object(engine_module, "STEP_ITEMS", self.step_items),
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
             mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
+            mock.patch.object(engine_module, "IDS_SKIPPED_AT_START", IDS_SKIPPED),
             mock.patch.object(leasing, "LEASE_PARKED_MAX", 2),
         ]
         #: Held tasks the engine may look at when it gives back. The model has the same number of its own.
@@ -128,6 +132,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.rest: dict[str, list[Row]] = {}
         self.sent: dict[str, int] = {}
         self.open: set[str] = set()
+        #: What a crash would undo: submissions begun (name, client, generation, marks, tasks), and runs answered (name, first index, tasks,
+        #: ids).
+        self.begun: list[tuple[str, str, int, int, list[Row]]] = []
+        self.answered: list[tuple[str, int, list[Row], list[int]]] = []
+
+    def opened(self) -> None:
+        """The daemon has started again."""
+        self.engine = Engine()
+        txn = self.store.write()
+        self.engine.opened(txn)
+        txn.commit()
+        self.model.start(IDS_SKIPPED)
 
     def teardown(self) -> None:
         self.store.close()
@@ -179,6 +195,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def new_epoch(self) -> None:
+        """Another scheduler."""
         txn = self.store.write()
         self.epoch = self.engine.begin_epoch(txn, "scheduler")
         result, more = self.engine.step(txn, 500) if self.compare else (c.Result(), False)
@@ -339,11 +356,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.graph_exists(graph):
             flags = [row[1] if not found or self.task_id(row[0]) else row[1] & ~TaskFlag.EXTERNAL for row in rows]
             declared = [len({i for i, row in enumerate(rows) if index in row[2]}) for index in range(len(rows))]
-            self.rest[graph] = [(key, flags[i], deps, declared[i], order) for i, (key, _, deps, order) in enumerate(rows)]
-            self.sent[graph] = 0
-            self.open.add(graph)
-            self.model.begin(graph, client, float(generation), marks)
-            batch.commands += [c.BeginGraph(graph, client, float(generation), 0.0, flags=marks)] * 2
+            rest = [(key, flags[i], deps, declared[i], order) for i, (key, _, deps, order) in enumerate(rows)]
+            self.begin(batch, graph, client, generation, marks, rest)
             for count in counts:
                 self.take(batch, graph, count)
             if seal and not self.rest[graph]:
@@ -353,6 +367,14 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model.seal(graph)
                 batch.commands.append(c.SealGraph(graph))
         self.send(batch)
+
+    def begin(self, batch: Batch, graph: str, client: str, generation: int, marks: int, rows: list[Row]) -> None:
+        self.begun.append((graph, client, generation, marks, rows))
+        self.rest[graph] = rows
+        self.sent[graph] = 0
+        self.open.add(graph)
+        self.model.begin(graph, client, float(generation), marks)
+        batch.commands += [c.BeginGraph(graph, client, float(generation), 0.0, flags=marks)] * 2
 
     @rule(
         graph=graphs,
@@ -407,14 +429,15 @@ class EngineMachine(RuleBasedStateMachine):
             return [c.AbortGraph(graph)]
         return []
 
-    def take(self, batch: Batch, graph: str, count: int) -> None:
+    def take(self, batch: Batch, graph: str, count: int, told: Sequence[int] = ()) -> None:
         """Add the next tasks of an open submission. Once an input was missing, they are refused."""
         rows, self.rest[graph] = self.rest[graph][:count], self.rest[graph][count:]
         at = self.sent[graph]
         self.sent[graph] += len(rows)
+        batch.runs[graph, at] = rows
         if self.compare:
             if graph in self.model.graphs:
-                arrived = self.model.add(graph, rows)
+                arrived = self.model.add(graph, rows, list(told))
                 batch.added.append(c.Added(graph, at, arrived.ids, arrived.missing, arrived.known))
                 if arrived.missing:
                     self.open.discard(graph)
@@ -432,13 +455,17 @@ class EngineMachine(RuleBasedStateMachine):
                 [row[3] for row in rows],
                 [row[4] for row in rows],
                 new_groups=["group"] if at == 0 else [],
+                told_ids=told,
             )
         )
 
     def send(self, batch: Batch) -> None:
         result = self.do(*batch.commands, refused=batch.refused)
         if self.compare:
-            assert result.added == batch.added
+            assert result.added == batch.added, (result.added, batch.added, batch.commands)
+        for x in result.added:
+            if not x.missing:
+                self.answered.append((x.submission, x.first_index, batch.runs[x.submission, x.first_index], x.ids))
 
     @precondition(lambda self: any(self.rest[graph] for graph in self.open))
     @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=2), before=befores, data=st.data())
@@ -663,7 +690,7 @@ def new_dag(draw: st.DrawFn) -> list[tuple[bytes, int, list[int], float]]:
 
 
 class MemoryMachine(EngineMachine):
-    """A crash takes everything back to the last sync."""
+    """A crash takes everything back to the last sync. Then what it undid is perhaps said again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -677,15 +704,29 @@ class MemoryMachine(EngineMachine):
         assert isinstance(self.store, MemoryStore)
         self.store.sync()
         self._synced = self.saved()
+        self.begun, self.answered = [], []
 
     @precondition(lambda self: self._synced[2])
-    @rule(often=st.integers(0, 3))
-    def crash(self, often: int) -> None:
+    @rule(often=st.integers(0, 3), again=st.booleans())
+    def crash(self, often: int, again: bool) -> None:
         if often < 3:
             return
         assert isinstance(self.store, MemoryStore)
         self.store.crash()
         self.model, self.seq, self.epoch, self.rest, self.sent, self.open = copy.deepcopy(self._synced)  # type: ignore[assignment]
+        begun, answered = self.begun, self.answered
+        self.opened()
+        self.sync()
+        if not again:
+            return
+        batch = Batch([])
+        for graph, client, generation, marks, rows in begun:
+            if not self.graph_exists(graph):
+                self.begin(batch, graph, client, generation, marks, rows)
+        for graph, first, rows, told in answered:
+            if graph in self.open and self.sent[graph] == first and self.rest[graph][: len(rows)] == rows:
+                self.take(batch, graph, len(rows), told)
+        self.send(batch)
 
 
 class RecoveryMachine(MemoryMachine):
@@ -715,6 +756,7 @@ class LmdbMachine(EngineMachine):
     def reopen(self) -> None:
         self.store.close()
         self.store = self.open_store()
+        self.opened()
 
     @rule(key=keys)
     def aborted_transaction(self, key: bytes) -> None:

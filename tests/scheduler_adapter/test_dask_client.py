@@ -237,11 +237,12 @@ async def test_calls_are_handed_over_and_can_be_made(s: Scheduler, client: Clien
     with pytest.raises(OSError, match="from there"):
         await client.run_on_scheduler(raise_os_error)
     asked.clear()
-    assert await internals.ask_taskdb(client) is None
-    assert asked == [], "asked straight"
+    assert not await internals.has_taskdb(client)
     s.handlers["taskdb"] = lambda client: {"client": client}
     s.handlers["identity"] = lambda n_workers: {**s.identity(n_workers=n_workers), "taskdb": 1}
+    assert await internals.has_taskdb(client)
     assert await internals.ask_taskdb(client) == {"client": client.id}
+    assert asked == [], "asked straight"
 
 
 def raise_os_error() -> None:

@@ -63,6 +63,7 @@ class Incarnation:
             world.scheduler_stopped(self.process, str(error))
             return
         self.ready = True
+        world.forgive_unknown()
         world.note("scheduler serves", f"epoch {self.adapter.session.epoch}" if self.adapter.session else "")
 
     async def answer(self, op: str, **kwargs: Any) -> Any:

@@ -4,7 +4,9 @@ bytes, everything recounted whenever it is asked. Used to judge the engine; shar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from taskdb.model import GraphFlag, Level, TaskFlag
@@ -222,9 +224,13 @@ class Model:
             if marks & GraphFlag.WHOLE:
                 self._whole.add(self.numbers)
 
-    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]]) -> Arrived:
-        """Rows: key, flags, dependencies (indices), dependents declared, order. If an input is missing, nothing is added, and the
-        submission is no more."""
+    def start(self, ids_skipped: int) -> None:
+        """The daemon starts, perhaps after a crash."""
+        self.last_id += ids_skipped
+
+    def add(self, name: str, rows: list[tuple[bytes, int, list[int], int, float]], told: list[int] | None = None) -> Arrived:
+        """Rows: key, flags, dependencies (indices), dependents declared, order. `told`: the ids they had before a crash. If an input is
+        missing, nothing is added, and the submission is no more."""
         # What was let go of before is gone: its key is then a new task, or missing.
         if any(key in self.tasks for key, *_ in rows):
             self._settle_all()
@@ -233,6 +239,8 @@ class Model:
             self.abort(name)
             return Arrived([0] * len(rows), missing, list(range(len(rows))))
         graph = self.graphs[name]
+        # All at once: what is there already is as it was before.
+        fresh = iter(list(islice(self._fresh_ids(graph, rows, told or []), len({row[0] for row in rows} - self.tasks.keys()))))
         ids: list[int] = []
         known: list[int] = []
         for position, (key, flags, deps, declared, order) in enumerate(rows):
@@ -257,9 +265,8 @@ class Model:
                     if task.state == ERRED:
                         self.said.erred.append((graph.client, key))
                 continue
-            self.last_id += 1
-            ids.append(self.last_id)
-            task = Task(key, self.last_id, graph.number, dep_keys, (0.0, graph.generation, order), bool(flags & TaskFlag.DATA), declared)
+            ids.append(next(fresh))
+            task = Task(key, ids[-1], graph.number, dep_keys, (0.0, graph.generation, order), bool(flags & TaskFlag.DATA), declared)
             self.tasks[key] = task
             if flags & TaskFlag.WANTED:
                 self._want(task, graph.client, graph.number)
@@ -268,6 +275,23 @@ class Model:
             elif self.needed(task):
                 self._activate(task)
         return Arrived(ids, [], known)
+
+    def _fresh_ids(self, graph: Graph, rows: list[tuple[bytes, int, list[int], int, float]], told: list[int]) -> Iterator[int]:
+        """Those they had, if these still grow from a task to what depends on it."""
+        again: dict[bytes, int] = {}
+        for row, task_id in zip(rows, told):
+            if row[0] not in self.tasks:
+                again.setdefault(row[0], task_id)
+        new = list(again.values())
+        keys = [*graph.keys, *(row[0] for row in rows)]
+        older = [self.tasks[keys[dep]].id for row in rows for dep in row[2] if keys[dep] in self.tasks]
+        older += [self.tasks[row[0]].id for row in rows if row[0] in self.tasks]
+        free = not any(task.id in new for task in self.tasks.values())
+        if new and free and new[0] > max(older, default=0) and new == list(range(new[0], new[0] + len(new))):
+            yield from new
+        while True:
+            self.last_id += 1
+            yield self.last_id
 
     def _want(self, task: Task, client: str, number: int) -> None:
         if client in task.wants:

@@ -30,6 +30,7 @@ COMMANDS: list[c.Command] = [
     c.Retry([b"a"]),
     c.Adopt(4, [b"a", b"b"], [Level.MEMORY, Level.HELD], [2**40, -1]),
     c.Adopt(4, [b"a"], [Level.HELD], []),
+    c.TakeWhole("s"),
     c.EndRecovery(),
     c.Keep([b"datasets\0a", b"datasets\0b"], [b"x", b""]),
     c.Credit(0, 2, 3),
@@ -47,6 +48,7 @@ RESULT = c.Result(
         c.Adopted(b"a", Level.MEMORY, c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"], 3, 1)),
         c.Adopted(b"b", Level.HELD, None),
     ],
+    [c.TakenWhole("s", [c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"], 3, 1)])],
     queued=5,
     ready=2,
 )

@@ -9,17 +9,16 @@ import argparse
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from scheduler_adapter.local.cluster import FAILURES, Cluster
+from scheduler_adapter.local.processes import interruptible
 
 #: How long a stock worker may take to end when its scheduler has died.
 END_SECONDS_MAX = 60.0
@@ -28,22 +27,12 @@ END_SECONDS_MAX = 60.0
 @contextlib.contextmanager
 def temporary_cluster(**options: Any) -> Iterator[Cluster]:
     """A cluster in a folder that is removed with it. SIGTERM stops it just as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    # A shell that starts us in the background has us ignore it.
-    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="taskdb-", ignore_cleanup_errors=True) as folder,
-            Cluster(Path(folder), **options) as cluster,
-        ):
-            yield cluster
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        signal.signal(signal.SIGINT, interrupted)
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(prefix="taskdb-", ignore_cleanup_errors=True) as folder,
+        Cluster(Path(folder), **options) as cluster,
+    ):
+        yield cluster
 
 
 def restart(cluster: Cluster) -> None:

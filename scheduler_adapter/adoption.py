@@ -54,7 +54,7 @@ class Adoption:
         for client in residency.want(ts, lease.key, lease.clients):
             scheduler.report_on_key(ts=ts, client=client)
         if FIRE_AND_FORGET in lease.clients:
-            self.pager.end_fire_and_forget(key)
+            self.pager.forgotten.end(key)
         return True
 
     def running(self, lease: Lease, ws: WorkerState, run_id: int, seceded: bool) -> bool:

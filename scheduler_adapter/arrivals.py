@@ -171,6 +171,8 @@ class Arrivals:
             for resident in arriving.residents:
                 if resident is not None and not resident.id:
                     # It is the scheduler's alone now; stock ends it with the client's wants.
+                    if resident.task is not None:
+                        internals.unhold(resident.task, self.pager.residency.holder)
                     window.changed.pop(resident, None)
                     window.drop(resident)
         wanted = runs[0].wanted

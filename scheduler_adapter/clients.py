@@ -151,6 +151,10 @@ class Clients:
             # What is done already would be wanted for ever.
             keys = [k for k in keys if not self._done(k)]
             self.pager.fire_and_forget.update(keys)
+            # Nobody else may want these. A result is kept until the database has heard of it, or a crash would make it run again.
+            for key in keys:
+                if key in self.scheduler.tasks:
+                    internals.hold(self.scheduler.tasks[key], self.pager.residency.holder)
         internals.ensure_client_state(self.scheduler, client)
         self.submitter.want_resident(keys, client)
         self.pager.send(Want(client, pack_keys(keys)))

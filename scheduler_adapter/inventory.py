@@ -38,7 +38,5 @@ class Inventory:
         """Raises ValueError with one line if another release of the preload wrote it."""
         protocol = message.get("protocol")
         if protocol != PROTOCOL:
-            raise ValueError(
-                f"its preload speaks protocol {protocol}, this scheduler {PROTOCOL}: install the same dask-taskdb on both"
-            )
+            raise ValueError(f"its preload speaks protocol {protocol}, this scheduler {PROTOCOL}: install the same dask-taskdb on both")
         return cls(*msgpack.unpackb(message["data"], use_list=False))

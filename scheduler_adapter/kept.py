@@ -63,6 +63,8 @@ _DURABLE = (
     "queue_create",
     "queue_put",
     "set_metadata",
+    "scatter",
+    "update_data",
     "register_worker_plugin",
     "unregister_worker_plugin",
     "register_nanny_plugin",

@@ -129,11 +129,24 @@ class _Frames:
             self._frames.extend(bytes(frame) for frame in message["expr_ser"].frames)
 
     def may_name(self, keys: Collection[Any]) -> bool:
-        return self._bytes > SEARCHED_BYTES_MAX or any(_text(key) in frame for key in keys for frame in self._frames)
+        return self._bytes > SEARCHED_BYTES_MAX or any(text in frame for key in keys for text in _texts(key) for frame in self._frames)
 
 
-def _text(key: Any) -> bytes:
-    """What is to be found wherever the key is pickled; b"" if that is not known."""
+def _texts(key: Any) -> list[bytes]:
+    """One of these is to be found wherever the key is pickled, or packed: its text with its length before it, as one key may begin
+    another. Of a key that holds no text nothing is known: what is found everywhere."""
     while isinstance(key, tuple) and key:
         key = key[0]
-    return key.encode(errors="replace") if isinstance(key, str) else b""
+    if not isinstance(key, str):
+        return [b""]
+    text = key.encode(errors="surrogatepass")
+    n = len(text)
+    # Pickle, then msgpack, each from the shortest texts to the longest.
+    lengths = [n.to_bytes(4, "little"), n.to_bytes(8, "little"), n.to_bytes(4)]
+    if n < 2**16:
+        lengths.append(n.to_bytes(2))
+    if n < 2**8:
+        lengths.append(n.to_bytes(1))
+    if n < 32:
+        lengths.append((0xA0 | n).to_bytes(1))
+    return [length + text for length in lengths]

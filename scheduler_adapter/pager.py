@@ -19,7 +19,9 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.errors_payload import read_error, write_error
-from scheduler_adapter.keys import pack_key, pack_keys, unpack_key
+from scheduler_adapter.forgotten import FIRE_AND_FORGET as FIRE_AND_FORGET
+from scheduler_adapter.forgotten import Forgotten
+from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
@@ -46,8 +48,6 @@ from taskdb.model import Level, TaskState
 
 logger = logging.getLogger("distributed.taskdb")
 
-#: Stock's pseudo client for tasks that nobody waits for. Stock ends its wants itself once a task is done.
-FIRE_AND_FORGET = "fire-and-forget"
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
 #: How long, at most, work that may have been done already waits for workers that may have done it.
@@ -63,6 +63,8 @@ class Adopting:
     done: asyncio.Future[None]
     #: Keys that are not answered.
     left: int
+    #: Number of the batch it went out with; 0: it has not.
+    seq: int = 0
 
 
 class Pager(SchedulerPlugin):
@@ -91,8 +93,9 @@ class Pager(SchedulerPlugin):
         self.ready_on_disk = 0
         #: Reasons to lease nothing: it is not known yet what workers have of it.
         self.holding = 0
+        self.forgotten = Forgotten(self)
         #: Keys wanted by FIRE_AND_FORGET that are not done.
-        self.fire_and_forget: set[Any] = set()
+        self.fire_and_forget = self.forgotten.keys
         self._not_idle = False
         self._pending: list[Command] = []
         self._credit_told: tuple[int, int] = (0, 0)
@@ -164,6 +167,10 @@ class Pager(SchedulerPlugin):
             for command in commands:
                 if isinstance(command, Unwant | DropClient):
                     self._ended_at.append((seq, command))
+                elif type(command) is Adopt and command.keys:
+                    for asked in self._adopting.get(command.keys[0], ()):
+                        if asked.command is command:
+                            asked.seq = seq
                 elif type(command) is Report:
                     self._note_told(command.ids, seq)
                 elif type(command) is Fail or type(command) is Blame:
@@ -289,7 +296,7 @@ class Pager(SchedulerPlugin):
         """The daemon is back. Answers it gave before may be lost: ask again."""
         for client, key in self._asked:
             self._pending.append(Want(client, [key]))
-        self._pending.extend({id(asked): asked.command for waiting in self._adopting.values() for asked in waiting}.values())
+        self._adopt_again()
         # IMPORTANT: at once: what was finished meanwhile must be told before the next credit.
         self._flush_now()
 
@@ -303,6 +310,21 @@ class Pager(SchedulerPlugin):
         for waiting in self._adopting.values():
             for asked in waiting:
                 asked.done.cancel()
+
+    def _adopt_again(self) -> None:
+        """Ask again what was applied, and whose answer is lost. IMPORTANT: nothing else, and behind what is on its way: answers are told
+        apart by their order alone."""
+        assert self.session is not None
+        durable = self.session.durable_seq
+        lost = {id(asked): asked for waiting in self._adopting.values() for asked in waiting if 0 < asked.seq <= durable}
+        for asked in lost.values():
+            asked.seq = 0
+            self._pending.append(asked.command)
+        for waiting in self._adopting.values() if lost else ():
+            again = [asked for asked in waiting if id(asked) in lost]
+            for asked in again:
+                waiting.remove(asked)
+            waiting.extend(again)
 
     async def adopt(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> None:
         """Claim what a worker has. `on_answer` is called before any lease that comes with the answers is taken in."""
@@ -344,7 +366,7 @@ class Pager(SchedulerPlugin):
             raise
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
-                self.end_fire_and_forget(key)
+                self.forgotten.end(key)
             self.schedule(urgent=self._hungry())
         elif self._flush is None:
             self.schedule()
@@ -367,21 +389,9 @@ class Pager(SchedulerPlugin):
         residents, self._unneeded_now = self._unneeded_now, []
         self.residency.release_unneeded(residents)
 
-    def end_fire_and_forget(self, key: Any) -> None:
-        self.fire_and_forget.discard(key)
-        # Stock ends this want only where the task itself ran.
-        self._loop.call_soon(self._end_stock_want, key)
-        self.send(Unwant(FIRE_AND_FORGET, [pack_key(key)]))
-
-    def _end_stock_want(self, key: Any) -> None:
-        ts = self.scheduler.tasks.get(key)
-        cs = internals.client_state(self.scheduler, FIRE_AND_FORGET)
-        if cs is not None and ts is not None and ts in cs.wants_what and key not in self.fire_and_forget:
-            internals.release_wants(self.scheduler, [key], cs, "taskdb-fire-and-forget")
-
     def restart(self, scheduler: Scheduler) -> None:
         self.residency.clear()
-        self.fire_and_forget.clear()
+        self.forgotten.clear()
 
     # --------------------------------------------------------------------------------------------- from the database
 
@@ -401,7 +411,7 @@ class Pager(SchedulerPlugin):
             self._on_adopted(answer)
         if result.release:
             by_id = self.window.by_id
-            self.residency.release([r for id in result.release if (r := by_id.get(id)) is not None])
+            self.forgotten.release([r for id in result.release if (r := by_id.get(id)) is not None])
         if result.leases:
             # What an earlier scheduler knew of.
             self.fire_and_forget.update(unpack_key(lease.key) for lease in result.leases if FIRE_AND_FORGET in lease.clients)
@@ -473,7 +483,7 @@ class Pager(SchedulerPlugin):
     def tell_erred(self, erred: Erred) -> None:
         """A wanted task failed on disk: its client hears of it from us."""
         if erred.client == FIRE_AND_FORGET:
-            self.end_fire_and_forget(unpack_key(erred.key))
+            self.forgotten.end(unpack_key(erred.key))
             return
         if not erred.payload:
             # Scattered data it depends on was lost: stock calls that cancelled.

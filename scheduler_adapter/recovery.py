@@ -25,6 +25,7 @@ from scheduler_adapter.inventory import NAME, Inventory
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
 from scheduler_adapter.residency import Submission
+from scheduler_adapter.returning import numbered_clients
 from scheduler_adapter.unclaimed import Brought
 from scheduler_adapter.whole import Wholes
 from taskdb.client import Session
@@ -40,6 +41,8 @@ WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
 #: How long a worker that registers waits until the database knows of it, if it can.
 KNOWN_SECONDS = 1.0
+#: How long, at most, clients are waited for before what nobody has brought is given back.
+CLIENTS_BACK_SECONDS_MAX = 5.0
 #: Keys of one Adopt: some 20 µs each of the daemon's time.
 ADOPT_KEYS = 2_000
 #: Pause before what earlier schedulers left is asked for again.
@@ -99,6 +102,8 @@ class Recovery(SchedulerPlugin):
         }
         #: Clients that want something and have not come back.
         self.absent = {name for name in restored.clients if not name.startswith(_NOT_CLIENTS)}
+        #: Those of them that will say at once what they still want: what was held for them alone may not have to be computed again.
+        self.coming = self.absent & numbered_clients(restored.kept)
         self._orphans = restored.orphans
         self._leases_lost = restored.leases_lost
         self._ended = asyncio.Event()
@@ -146,6 +151,7 @@ class Recovery(SchedulerPlugin):
             len(self.expected),
         )
         self._timers.append(loop.call_later(self.config.workers_return_seconds, self._give_up))
+        self._timers.append(loop.call_later(CLIENTS_BACK_SECONDS_MAX, self._wait_for_clients_no_more))
 
     async def _hold(self) -> None:
         """Any task on disk may be done, or under way."""
@@ -185,8 +191,12 @@ class Recovery(SchedulerPlugin):
         self.pager.send(Keep(names, [b""] * len(names)))
         self.end()
 
+    def _wait_for_clients_no_more(self) -> None:
+        self.coming.clear()
+        self._maybe_end()
+
     def _maybe_end(self) -> None:
-        if self.active and not self.expected:
+        if self.active and not self.expected and not self.coming:
             self.end()
 
     def end(self) -> None:
@@ -216,6 +226,9 @@ class Recovery(SchedulerPlugin):
 
     def client_returned(self, name: str) -> None:
         self.absent.discard(name)
+        self.coming.discard(name)
+        # IMPORTANT: once its wants have been sent.
+        asyncio.get_running_loop().call_soon(self._maybe_end)
 
     def _drop_absent(self) -> None:
         """As Dask does when a client disconnects."""
@@ -309,7 +322,10 @@ class Recovery(SchedulerPlugin):
     def _take(self, lease: Lease, ws: WorkerState, brought: Brought) -> bool:
         if brought.level is Level.MEMORY:
             return self.adoption.result(lease, ws, brought.nbytes, brought.type_name)
-        return self.adoption.running(lease, ws, brought.run_id, brought.seceded)
+        taken = self.adoption.running(lease, ws, brought.run_id, brought.seceded)
+        if taken and brought.failure is not None:
+            self.scheduler.stream_handlers["task-erred"](key=unpack_key(lease.key), worker=ws.address, **brought.failure)
+        return taken
 
     def _known_result(self, ws: WorkerState, key: Any) -> bool:
         """One more copy of a result that is resident already."""

@@ -37,6 +37,11 @@ WANT_KEYS = 100_000
 ON_DISK_SECONDS = 0.01
 
 
+def numbered_clients(kept: dict[bytes, bytes]) -> set[str]:
+    """Names of the clients that come back."""
+    return {name.removeprefix(CLIENTS).decode() for name in kept if name.startswith(CLIENTS)}
+
+
 class Returning:
     """`on_returned` is told of each client that says again what it wants, `on_gone` of each whose stream broke and that did not come back
     in time. `busy` says whether something of a client's is still being taken in."""

@@ -33,7 +33,7 @@ from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
 from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
-from taskdb.errors import Unavailable
+from taskdb.errors import SaidOtherwise, Unavailable
 from taskdb.model import Level
 
 logger = logging.getLogger("distributed.taskdb")
@@ -347,7 +347,7 @@ class Submitter:
                 try:
                     outcome = await self._stream(job, expr_ser.frames, details, submission, announced, heard)
                     break
-                except Unavailable as e:
+                except (Unavailable, SaidOtherwise) as e:
                     # The daemon died under it; the graph is whole here, so it can come again, under its name. What had arrived is there,
                     # and goes on; or it is forgotten, and told so.
                     self._retract(announced)

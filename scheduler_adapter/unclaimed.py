@@ -34,6 +34,8 @@ class Brought:
     type_name: str = ""
     run_id: int = 0
     seceded: bool = False
+    #: It has failed: what its worker said.
+    failure: dict[str, Any] | None = None
 
 
 class Unclaimed:
@@ -133,6 +135,8 @@ class Unclaimed:
             brought.level, brought.nbytes, brought.type_name = Level.MEMORY, message["nbytes"], message["typename"]
         elif op == "long-running":
             brought.seceded = True
+        elif op == "task-erred":
+            brought.failure = message
         else:
             self._lost(key, ws)
             return False

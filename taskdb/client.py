@@ -110,8 +110,6 @@ class Session:
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._credit: c.Credit | None = None
         self._blobs = SharedBlobs()
-        #: Seqs of batches this class made itself.
-        self._own: set[int] = set()
         self._link: _Link | None = None
         self._channel: grpc.aio.Channel | None = None
         self._task: asyncio.Task[None] | None = None
@@ -250,9 +248,6 @@ class Session:
             self._answered = seq
             if self._unacked and (at := seq - self._unacked[0][0]) >= 0:
                 convert.note_ids(self._unacked[at][1].batch, message)
-            if seq in self._own:
-                self._own.discard(seq)
-                seq = 0
         self._on_result(result, seq, refused)
 
     def _durable(self, seq: int) -> None:
@@ -373,7 +368,6 @@ class Session:
         self._outgoing.append(pb.SessionRequest(resync=pb.Resync(held=self._held(), leases_seen=self.leases_seen)))
         if self._credit is not None:
             self._seq += 1
-            self._own.add(self._seq)
             self._queue(convert.batch_to_proto(self._seq, [self._credit]))
         link.wake.set()
 

@@ -351,5 +351,13 @@ class Result:
 
     def __bool__(self) -> bool:
         return bool(
-            self.added or self.leases or self.release or self.wants or self.erred or self.cancelled or self.forgotten or self.adopted or self.whole
+            self.added
+            or self.leases
+            or self.release
+            or self.wants
+            or self.erred
+            or self.cancelled
+            or self.forgotten
+            or self.adopted
+            or self.whole
         )

@@ -25,6 +25,13 @@ class InvalidRequest(TaskDBError):
     kind = "invalid_request"
 
 
+class SaidOtherwise(InvalidRequest):
+    """A submission whose stream broke came again, and not as it was. It is aborted, and may begin anew."""
+
+    kind = "said_otherwise"
+    retryable = True
+
+
 class NotFound(TaskDBError):
     """What the request names does not exist."""
 

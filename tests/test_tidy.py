@@ -23,6 +23,7 @@ LINES_MAX = 500
 #: Files that may be longer, each with its reason.
 LONGER: dict[str, str] = {
     "tests/stress/run.py": "one seeded mix, and the model of what must come of it",
+    "tests/support/engine_model.py": "the engine once more: its rules share its state",
     "tests/property/test_engine_stateful.py": "one machine: its rules share its state",
     "tests/scheduler_adapter/test_dask_internals.py": "one test a touch point",
 }

@@ -97,8 +97,7 @@ class Cluster:
         # Dask goes on without a preload that failed, and a scheduler without the database would be taken for one with it.
         if self.has_daemon:
             with Reader(self.url) as reader:
-                if not reader.status().scheduler_attached:
-                    raise ProcessDied(f"the scheduler runs without the database; its log ends:\n{self.scheduler.tail()}")
+                self.wait_for(self.scheduler, lambda: reader.status().scheduler_attached)
 
     def words_of_worker(self, number: int) -> Sequence[str]:
         """More words for the command of one of the first workers. A name of its own: the one that comes back is known by it."""

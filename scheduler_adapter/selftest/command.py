@@ -44,4 +44,6 @@ def crash(rounds: int, seed: int | None, window: int, workers: int, threads: int
         tally = run(Options(rounds, seed, window, workers, threads, controls, logs), lambda line: click.echo(line))
     except FAILURES as e:
         raise click.ClickException(str(e)) from None
+    except KeyboardInterrupt:
+        raise click.Abort from None
     sys.exit(1 if tally.bad else 0)

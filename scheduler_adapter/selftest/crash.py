@@ -15,7 +15,7 @@ import dask
 from distributed import Client
 
 from scheduler_adapter.local.cluster import FAILURES, Cluster
-from scheduler_adapter.local.processes import Spawned
+from scheduler_adapter.local.processes import Spawned, interruptible
 from scheduler_adapter.selftest.controls import CONTROLS
 from scheduler_adapter.selftest.jobs import SHAPES
 from scheduler_adapter.selftest.plan import plan
@@ -48,7 +48,7 @@ def crash(options: Options, say: Callable[[str], None]) -> Tally:
     folder.mkdir(parents=True, exist_ok=True)
     tally = Tally()
     say(f"seed {options.seed}, window {options.window}, {options.workers} workers; every round's seed repeats it: --rounds 1 --seed SEED")
-    with dask.config.set(CONFIG), _client_log(folder / "client.log"):
+    with interruptible(), dask.config.set(CONFIG), _client_log(folder / "client.log"):
         if options.controls:
             _controls(options, folder, tally, say)
         number = 0

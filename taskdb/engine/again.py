@@ -7,16 +7,9 @@ from collections.abc import Sequence
 from taskdb.commands import Added, AddTasks
 from taskdb.engine.refs import find_index, find_key
 from taskdb.engine.work import Work
-from taskdb.errors import InvalidRequest, Unavailable
+from taskdb.errors import SaidOtherwise
 from taskdb.store.codec import GraphRecord
 from taskdb.store.schema import U64, Meta, Table
-
-
-class SaidOtherwise(InvalidRequest):
-    """A stream that broke comes again, and not as it was: its submission is aborted, and may begin anew."""
-
-    kind = Unavailable.kind
-    retryable = True
 
 
 def answer_again(work: Work, graph: GraphRecord, command: AddTasks) -> None:

@@ -143,8 +143,11 @@ def holds(snap: Snapshot) -> Iterator[str]:
     for task_id in right - held.keys():
         yield f"task {task_id} is not held, though PROCESSING or in MEMORY"
     for task_id, owner in held.items():
-        if owner != epoch and not recovering:
+        if owner > epoch or (owner < epoch and not recovering):
             yield f"task {task_id} is held by epoch {owner}, not {epoch}"
+    for kind, owner, _ in snap.todo:
+        if kind == Todo.GIVE_BACK and (owner != epoch or not recovering):
+            yield f"what epochs before {owner} held is given back, in epoch {epoch}{'' if recovering else ', which has recovered'}"
     for task in snap.tasks.values():
         if task.flags & PARKED and (
             task.state != TaskState.QUEUED or not any(held.get(dep, epoch) != epoch for dep in snap.edges.get(task.id, ()))

@@ -76,6 +76,10 @@ def lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
+def tasks_of_worker(dask_worker: Any) -> list[str]:
+    return [str(key) for key in dask_worker.state.tasks]
+
+
 def known_to_the_database(cluster: Cluster) -> set[str]:
     return {task["key"] for task in cluster.taskdb("tasks")["tasks"]}
 
@@ -110,7 +114,8 @@ def test_futures_stay_and_what_is_said_meanwhile_counts(tmp_path: Path, window: 
             cluster.start_scheduler()
             until(lambda: client.status == "running" and client.taskdb.epoch == 2, "the client is back")
             until(lambda below=below: below.status == "cancelled", "what depends on the cancelled one is told")
-            until(lambda: client.nthreads(), "the worker is back, and knows what is not wanted any more")
+            until(lambda: client.nthreads(), "the worker is back")
+            until(lambda: "released" not in str(client.run(tasks_of_worker)), "it does not have what is not wanted any more")
             gate.touch()
 
             assert new.result(timeout=PATIENCE_SECONDS) == 1 + 0 + 1

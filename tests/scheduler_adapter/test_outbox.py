@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from scheduler_adapter.outbox import FIRE_AND_FORGET, Outbox
 
 def graph(*keys: Any, needs: Iterable[str] = ()) -> dict[str, Any]:
     """As `Client._graph_to_futures` makes it: what it needs stands in the pickled expression."""
-    return {"op": "update-graph", "keys": set(keys), "expr_ser": SimpleNamespace(frames=[repr(list(needs)).encode()])}
+    return {"op": "update-graph", "keys": set(keys), "expr_ser": SimpleNamespace(frames=[pickle.dumps(list(needs))])}
 
 
 def cancel(*keys: Any) -> dict[str, Any]:

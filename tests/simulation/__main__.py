@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seed N [--count K] [--verbose]`: run seeds; the first failure is shown, with the command that repeats it."""
+"""`python -m tests.simulation --seed N [--count K] [--verbose]`: run seeds; the first failure is shown, with the command to repeat it."""
 
 from __future__ import annotations
 

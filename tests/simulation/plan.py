@@ -11,7 +11,7 @@ from tests.simulation.daemon import POINTS
 @dataclass
 class Fault:
     at: float
-    #: "daemon", "link", "worker", "scheduler"
+    #: "daemon", "link", "worker", "scheduler", or "rival": a second scheduler begins while the first lives.
     kind: str
     #: Point of the daemon, or "".
     point: str = ""
@@ -26,16 +26,20 @@ class Plan:
     clients: int = 1
     window: int = 0
     lookahead: int = 8
+    #: Graphs of more tasks go through the ingest process.
+    local_tasks: int = 1000
     survive: bool = True
     sync: bool = True
     run_seconds: tuple[float, ...] = (0.001, 0.01, 0.1)
     steps: int = 3
+    #: How often a step gives the key of an old task to a new one.
+    reuse: float = 0.05
     seconds: float = 1.0
     verbose: bool = False
     faults: list[Fault] = field(default_factory=list)
 
     @classmethod
-    def of(cls, seed: int, kinds: tuple[str, ...] = ("daemon", "daemon", "link", "worker", "scheduler", "scheduler")) -> Plan:
+    def of(cls, seed: int, kinds: tuple[str, ...] = ("daemon", "daemon", "link", "worker", "scheduler", "scheduler", "rival")) -> Plan:
         chance = Random(f"{seed} plan")
         plan = cls(
             seed,
@@ -44,6 +48,7 @@ class Plan:
             clients=chance.randint(1, 2),
             window=chance.choice((0, 0, 3, 16, 10_000)),
             lookahead=chance.choice((1, 4, 8, 128)),
+            local_tasks=chance.choice((0, 8, 1000, 1000)),
             survive=chance.random() < 0.8,
             run_seconds=chance.choice(((0.0, 0.001), (0.001, 0.01, 0.1), (0.0, 0.02, 0.5))),
             steps=chance.randint(1, 5),

@@ -154,6 +154,7 @@ EXPECTED = (
     "Compute Failed",
     "Scheduler was unaware",
     "marked as failed because",
+    "this scheduler stops",  # a later one has begun; else it is noticed otherwise
 )
 
 

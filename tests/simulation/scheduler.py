@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from distributed.comm.core import CommClosedError
 from distributed.core import Status
 from distributed.scheduler import Scheduler, TaskState
 
@@ -18,9 +17,13 @@ from scheduler_adapter.adapter import Adapter
 from scheduler_adapter.config import AdapterConfig
 from taskdb.client import Session
 from taskdb.errors import TaskDBError
+from tests.simulation.ingest import InlineIngest
 from tests.simulation.loop import PROCESS, Process
 from tests.simulation.network import Sender
 from tests.simulation.rpc import Channel
+
+#: Tasks of a run: few, so that graphs have several.
+RUN_TASKS = 6
 
 
 class SimulatedScheduler(Scheduler):
@@ -72,17 +75,6 @@ class Incarnation:
         return await result if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future) else result
 
 
-class InlineIngest:
-    """In place of the ingest process: not simulated, graphs stay under its bounds."""
-
-    def start(self) -> None: ...
-
-    def run(self, job: dict[str, Any], frames: Sequence[Any]) -> AsyncGenerator[dict[str, Any], None]:
-        raise NotImplementedError
-
-    async def close(self) -> None: ...
-
-
 class _NoMonitor:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def update(self) -> None: ...
@@ -127,6 +119,7 @@ def replaced(session: type[Session] = Session) -> Iterator[None]:
         "distributed.core.SystemMonitor": _NoMonitor,
         "scheduler_adapter.adapter.Session": functools.partial(session, channel=Channel),
         "scheduler_adapter.adapter.IngestProcess": InlineIngest,
+        "scheduler_adapter.graph.RUN_TASKS": RUN_TASKS,
         "scheduler_adapter.dask_worker.BatchedSend": Sender,
         "scheduler_adapter.dask_worker.connect": _connect,
         "scheduler_adapter.dask_worker.get_versions": dict,
@@ -145,6 +138,3 @@ class _Versions:
     @staticmethod
     def error_message(*args: Any, **kwargs: Any) -> dict[str, str]:
         return {}
-
-
-GONE = CommClosedError

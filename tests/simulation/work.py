@@ -31,18 +31,47 @@ class Work:
             await asyncio.sleep(self.chance.uniform(0, 2 * self.plan.seconds / self.plan.steps))
 
     def _step(self, client: Client) -> None:
-        held = self._held[client]
-        if held and self.chance.random() < 0.3:
-            some = self.chance.sample(held, self.chance.randint(1, len(held)))
-            self._held[client] = [node for node in held if node not in some]
-            client.release([node.key for node in some])
-            return
-        retries = self.chance.choice((0, 0, 3))
-        nodes = self.maker.graph(self.chance.randint(3, 20), held, retries)
+        held, chance = self._held[client], self.chance
+        x = chance.random()
+        if held and x < 0.25:
+            self._release(client, chance.sample(held, chance.randint(1, len(held))))
+        elif held and x < 0.3:
+            self._cancel(client, chance.sample(held, chance.randint(1, min(3, len(held)))))
+        elif x < 0.3 + self.plan.reuse and (old := self._reusable(client)):
+            self._reuse(client, chance.choice(old))
+        else:
+            self._submit(client)
+
+    def _submit(self, client: Client) -> None:
+        held, chance = self._held[client], self.chance
+        retries = chance.choice((0, 0, 3))
+        nodes = self.maker.graph(chance.randint(3, 20), held, retries)
         ends = [node for node in nodes if not node.dependents]
-        wanted = ends + [node for node in nodes if node.dependents and self.chance.random() < 0.1]
+        wanted = ends + [node for node in nodes if node.dependents and chance.random() < 0.1]
         client.submit(nodes, wanted, retries)
         self._held[client] = held + wanted
+
+    def _release(self, client: Client, nodes: list[Node]) -> None:
+        self._held[client] = [node for node in self._held[client] if node not in nodes]
+        client.release([node.key for node in nodes])
+
+    def _cancel(self, client: Client, nodes: list[Node]) -> None:
+        for node in nodes:
+            node.loosen("cancelled")
+        self._held = {other: [node for node in held if not node.loose] for other, held in self._held.items()}
+        client.cancel([node.key for node in nodes])
+
+    def _reusable(self, client: Client) -> list[Node]:
+        """Results of which nobody makes anything: their keys may come to mean other tasks."""
+        return [node for node in self._held[client] if not node.dependents and client.futures[node.key].status == "finished"]
+
+    def _reuse(self, client: Client, old: Node) -> None:
+        """Another task under the key of one that is let go of."""
+        self._release(client, [old])
+        node = self.maker.node([], mode="ok")
+        node.key = old.key
+        client.submit([node], [node], 0)
+        self._held[client].append(node)
 
     # ----------------------------------------------------------------------------------------------------------- faults
 
@@ -60,6 +89,8 @@ class Work:
         elif fault.kind == "worker":
             if world.workers:
                 world.kill_worker(self.chance.choice(list(world.workers.values())))
+        elif fault.kind == "rival":
+            world.rival()
         elif fault.kind == "scheduler":
             world.kill_scheduler("at its leisure")
 

@@ -30,6 +30,8 @@ from tests.stress.model import Node
 
 logger = logging.getLogger("simulation")
 
+#: Until then a lost worker is told to the database: if the scheduler dies before, the next one cannot know of what that made it run.
+TOLD_SECONDS = 6.0
 #: Marks lines of the trace that are not part of its digest.
 DETAIL = "    |"
 
@@ -96,6 +98,7 @@ class World:
             url="simulated",
             window=plan.window,
             lookahead=plan.lookahead,
+            local_tasks=plan.local_tasks,
             connect_timeout=60,
             workers_return=5,
             clients_return=10,
@@ -106,10 +109,19 @@ class World:
     def kill_scheduler(self, why: str) -> None:
         if self.scheduler.process.alive:
             self.note("scheduler killed", why)
-            if not self.plan.survive:
-                self._lost_at = self._loop.time()
+            now = self._loop.time()
+            if not self.plan.survive or self._lost_at > now - TOLD_SECONDS:
+                self._lost_at = now
             self.network.kill(self.scheduler.process)
             self.later(self._chance.choice((0.01, 0.2, 1.0)), self.new_scheduler)
+
+    def rival(self) -> None:
+        """Another scheduler on the same store: the later one wins."""
+        if self.scheduler.process.alive and self.scheduler.ready:
+            self.note("a rival begins")
+            if not self.plan.survive:
+                self._lost_at = self._loop.time()
+            self.new_scheduler()
 
     def scheduler_stopped(self, process: Process, reason: str) -> None:
         self.note("scheduler stops", process.name, reason)

@@ -97,6 +97,11 @@ class World:
         self.check()
         return [lease.key.decode() for lease in leases]
 
+    def adopt(self, epoch: int, **levels: Level) -> dict[str, c.Adopted]:
+        """A worker of an earlier epoch brings what it has; levels by key."""
+        result = self.do(c.Adopt(epoch, [key.encode() for key in levels], list(levels.values())))
+        return {answer.key.decode(): answer for answer in result.adopted}
+
     def report(self, level: Level, *keys: str) -> c.Result:
         return self.do(c.Report([self.id(key) for key in keys], [level] * len(keys), [8] * len(keys)))
 

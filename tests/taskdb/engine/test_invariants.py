@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from taskdb.engine.invariants import RULES, violations
+from taskdb.engine.work import Todo
 from taskdb.model import TaskFlag
 from taskdb.store.base import WriteTxn
-from taskdb.store.codec import decode_task, encode_task
-from taskdb.store.schema import U64, U64_PAIR, Table
+from taskdb.store.codec import PARKED, decode_task, encode_task
+from taskdb.store.schema import TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
 from tests.support.engine_world import World
 
 ONE, TWO = U64.pack(1), U64.pack(2)
@@ -76,6 +77,56 @@ def test_damage_is_found(rule: str, damage: Callable[[WriteTxn], None]) -> None:
     txn.commit()
     with world.store.read() as snapshot:
         assert rule in {words.split(":")[0] for words in violations(snapshot)}
+
+
+def delete(table: Table, key: bytes) -> Callable[[WriteTxn], None]:
+    return lambda txn: txn.delete(table, key) and None
+
+
+def park(*, orphan: bool) -> Callable[[WriteTxn], None]:
+    """Task 2 is parked: because its dependency is an orphan, or though this scheduler has it."""
+
+    def damage(txn: WriteTxn) -> None:
+        task = decode_task(2, txn.get(Table.TASKS, TWO) or b"")
+        txn.delete(Table.READY, task.rank + TWO)
+        task.flags |= PARKED
+        txn.put(Table.TASKS, TWO, encode_task(task))
+        if not orphan:
+            txn.put(Table.HOLDS, ONE, U64.pack(2))
+
+    return damage
+
+
+GIVE_BACK = TODO_KEY.pack(Todo.GIVE_BACK, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (park(orphan=True), ""),
+        (put(Table.TODO, GIVE_BACK, bytes(8)), ""),
+        (delete(Table.META, meta_key(Meta.RECOVERING)), "held by epoch 1, not 2"),
+        (put(Table.HOLDS, ONE, U64.pack(3)), "held by epoch 3, not 2"),
+        (park(orphan=False), "parked for nothing"),
+        (delete(Table.HOLDS, ONE), "not held, though"),
+        (put(Table.HOLDS, TWO, U64.pack(2)), "neither PROCESSING nor in MEMORY"),
+        (put(Table.TODO, TODO_KEY.pack(Todo.GIVE_BACK, 1, 0), bytes(8)), "given back, in epoch 2"),
+    ],
+)
+def test_damage_to_what_is_held_is_found(damage: Callable[[WriteTxn], None], words: str) -> None:
+    """In a recovery: task 1 is in memory with the scheduler before, and task 2 needs it. (Without words: no damage.)"""
+    world = World()
+    world.add("g", {"a": [], "b": ["a"]}, want="b")
+    world.lease(1, 1)
+    world.finish("a")
+    world.begin_epoch()
+    txn = world.store.write()
+    damage(txn)
+    txn.commit()
+    with world.store.read() as snapshot:
+        found = [said for said in violations(snapshot) if said.startswith("holds: ")]
+    assert bool(found) == bool(words)
+    assert all(words in said for said in found[:1])
 
 
 def test_every_rule_has_damage() -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from struct import pack, unpack_from
 
 import pytest
 
@@ -89,6 +90,47 @@ def test_every_page_that_is_missing_is_missed(tmp_path: Path, whole: bytes) -> N
     pages.close()
     tails = 50_000 // PAGE
     assert len(used(whole, folder)) == pages.walked - tails
+
+
+def header(number: int, data: bytes) -> tuple[int, int, int]:
+    """Its own number, its flags, and the end of its list of nodes."""
+    own, _, flags, lower = unpack_from("=QHHH", data, number * PAGE)
+    return own, flags, lower
+
+
+def replaced(data: bytes, number: int, page: bytes) -> bytes:
+    return data[: number * PAGE] + page + data[(number + 1) * PAGE :]
+
+
+def leaves(data: bytes) -> list[int]:
+    """Leaves of the table of keys, well filled."""
+    return [number for number in range(2, len(data) // PAGE) if header(number, data)[1] == 2 and page_of(data, number).count(b"crowd") > 20]
+
+
+def page_of(data: bytes, number: int) -> bytes:
+    return data[number * PAGE : (number + 1) * PAGE]
+
+
+def test_a_page_in_the_place_of_another(tmp_path: Path, whole: bytes) -> None:
+    one, other = leaves(whole)[2:4]
+    folder = write(tmp_path / "data", replaced(whole, one, page_of(whole, other)))
+    assert f"page {one} is another page, or none" in " ".join(problems(folder))
+
+
+def test_the_keys_of_another_page(tmp_path: Path, whole: bytes) -> None:
+    """As left by a page that was freed, used again and written, while its number in the tree is the old one."""
+    one, other = leaves(whole)[2:4]
+    folder = write(tmp_path / "data", replaced(whole, one, pack("=Q", one) + page_of(whole, other)[8:]))
+    assert f"page {one} holds the keys of another page" in " ".join(problems(folder))
+
+
+def test_a_page_that_lacks_an_entry(tmp_path: Path, whole: bytes) -> None:
+    one = leaves(whole)[2]
+    page = page_of(whole, one)
+    shorter = page[:12] + pack("=H", header(one, whole)[2] - 2) + page[14:]
+    folder = write(tmp_path / "data", replaced(whole, one, shorter))
+    (words,) = problems(folder)
+    assert "entries are found" in words
 
 
 @pytest.mark.parametrize("seed", range(20))

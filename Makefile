@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 N ?= 20000
+TIMES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 # The interpreter's own pip fills the environment, so a Python without ensurepip will do.
@@ -12,20 +13,25 @@ CASES ?= ../shared/cases
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: help demo test check proto bench up down cases clean
+.PHONY: help demo demo-crash test check proto bench up down cases cases-crash clean
 
 help:
 	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
+	@echo "make demo-crash [N=20000]     the same, with the scheduler and the daemon killed with -9 on the way"
 	@echo "make test [ARGS='-k name']    run the tests"
 	@echo "make check                    ruff and mypy"
 	@echo "make proto                    generate taskdb/wire from proto/"
 	@echo "make bench [ARGS=--help]      measure against the stock scheduler"
 	@echo "make up | down                a cluster in containers"
 	@echo "make cases [WINDOW=n] [ARGS=names]   run the cases of CASES=$(CASES) on a small cluster"
+	@echo "make cases-crash [WINDOW=n] [TIMES=10] [STOCK_WORKERS=1]   publish and reattach, with the scheduler killed in between"
 	@echo "make clean                    remove what these verbs made"
 
 demo: $(VENV)/core
 	@$(BIN)/python -m demo --chunks $(N) $(ARGS)
+
+demo-crash: $(VENV)/core
+	@$(BIN)/python -m demo --crash --chunks $(N) $(ARGS)
 
 test: $(VENV)/dev
 	@$(BIN)/python -m pytest -q $(ARGS)
@@ -51,6 +57,11 @@ down:
 cases: $(VENV)/dev
 	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }
 	@$(BIN)/python -m demo.cluster $(if $(WINDOW),--window $(WINDOW)) -- $(BIN)/python $(CASES)/run_cases.py {address} $(ARGS)
+
+cases-crash: $(VENV)/dev
+	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }
+	@$(BIN)/python -m demo.cluster --hook --times $(TIMES) $(if $(STOCK_WORKERS),,--survive) $(if $(WINDOW),--window $(WINDOW)) \
+		-- $(BIN)/python $(CASES)/run_cases.py {address} publish_and_reattach
 
 clean:
 	@rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

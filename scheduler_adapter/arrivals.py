@@ -77,29 +77,19 @@ class Arrivals:
         self._end_wants(client, wanted)
 
     def link_restored(self) -> None:
-        """The daemon is back. What it answered before may be lost: once it has answered all that was sent again, ask for the rest."""
-        internals.in_background(self.scheduler, self._ask_for_lost, list(self._arriving))
+        """The daemon is back. What it had said of forgotten tasks may be lost: once all is told, count again."""
+        internals.in_background(self.scheduler, self._count_again)
 
-    async def _ask_for_lost(self, runs: list[tuple[str, int]]) -> None:
+    async def _count_again(self) -> None:
         with suppress(Unavailable):  # gone again: when it is back, all of this is asked again
-            await self._ask(runs)
-
-    async def _ask(self, runs: list[tuple[str, int]]) -> None:
-        await self.pager.durable()
-        session = self.pager.session
-        if session is None:
-            return
-        for at in runs:
-            arriving = self._arriving.get(at)
-            if arriving is not None:
-                found = await session.get_tasks(arriving.packed)
-                self._added(Added(*at, [t.info.id if t.found else 0 for t in found], []))
-        # So may be what was forgotten meanwhile: count again.
-        tasks = {graph.submission: graph.tasks for graph in (await session.status()).graphs}
-        for submission in list(self.pager.residency.submissions.values()):
-            if submission.sealed and not submission.runs_under_way:
-                submission.remaining = tasks.get(submission.name, 0)
-                self.pager.residency.maybe_end(submission)
+            await self.pager.durable()
+            if (session := self.pager.session) is None:
+                return
+            tasks = {graph.submission: graph.tasks for graph in (await session.status()).graphs}
+            for submission in list(self.pager.residency.submissions.values()):
+                if submission.sealed and not submission.runs_under_way:
+                    submission.remaining = tasks.get(submission.name, 0)
+                    self.pager.residency.maybe_end(submission)
 
     def _added(self, added: Added) -> None:
         at = (added.submission, added.first_index)

@@ -168,6 +168,7 @@ class Clients:
         keys = list(keys)
         self._stock["client_releases_keys"](keys=keys, client=client, stimulus_id=stimulus_id)
         if keys:
+            self.returning.released(client, keys)
             self.pager.residency.needed_less(keys)
             self.pager.send(Unwant(client, pack_keys(keys)))
 
@@ -265,6 +266,7 @@ class Clients:
         if new:
             self._register_data(new, client)
         if client:
+            self.returning.scattered(client, who_has)
             self.desires(list(who_has), client)
 
     def _register_data(self, keys: list[Any], client: str | None) -> None:

@@ -68,6 +68,11 @@ class Outbox:
             message["taskdb_resent"] = True  # if it is said again
         return now
 
+    def unsaid(self, message: Words) -> None:
+        """There was no scheduler, after all, to give what was taken to."""
+        if "taskdb_number" not in message and message["op"] not in _STALE:
+            self._later.append(message)
+
     def acknowledged(self, number: int) -> None:
         """Everything up to this number has taken effect, and is on disk."""
         while self._kept and self._kept[0]["taskdb_number"] <= number:

@@ -63,8 +63,6 @@ class Adopting:
     done: asyncio.Future[None]
     #: Keys that are not answered.
     left: int
-    #: Number of the batch it went out with; 0: it has not.
-    seq: int = 0
 
 
 class Pager(SchedulerPlugin):
@@ -167,10 +165,6 @@ class Pager(SchedulerPlugin):
             for command in commands:
                 if isinstance(command, Unwant | DropClient):
                     self._ended_at.append((seq, command))
-                elif type(command) is Adopt and command.keys:
-                    for asked in self._adopting.get(command.keys[0], ()):
-                        if asked.command is command:
-                            asked.seq = seq
                 elif type(command) is Report:
                     self._note_told(command.ids, seq)
                 elif type(command) is Fail or type(command) is Blame:
@@ -293,11 +287,7 @@ class Pager(SchedulerPlugin):
             self.window.add(stub)
 
     def link_restored(self) -> None:
-        """The daemon is back. Answers it gave before may be lost: ask again."""
-        for client, key in self._asked:
-            self._pending.append(Want(client, [key]))
-        self._adopt_again()
-        # IMPORTANT: at once: what was finished meanwhile must be told before the next credit.
+        """The daemon is back. IMPORTANT: at once: what was finished meanwhile must be told before what is held, and the next credit."""
         self._flush_now()
 
     def close(self) -> None:
@@ -310,21 +300,6 @@ class Pager(SchedulerPlugin):
         for waiting in self._adopting.values():
             for asked in waiting:
                 asked.done.cancel()
-
-    def _adopt_again(self) -> None:
-        """Ask again what was applied, and whose answer is lost. IMPORTANT: nothing else, and behind what is on its way: answers are told
-        apart by their order alone."""
-        assert self.session is not None
-        durable = self.session.durable_seq
-        lost = {id(asked): asked for waiting in self._adopting.values() for asked in waiting if 0 < asked.seq <= durable}
-        for asked in lost.values():
-            asked.seq = 0
-            self._pending.append(asked.command)
-        for waiting in self._adopting.values() if lost else ():
-            again = [asked for asked in waiting if id(asked) in lost]
-            for asked in again:
-                waiting.remove(asked)
-            waiting.extend(again)
 
     async def adopt(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> None:
         """Claim what a worker has. `on_answer` is called before any lease that comes with the answers is taken in."""
@@ -343,7 +318,7 @@ class Pager(SchedulerPlugin):
     def _on_adopted(self, answer: Adopted) -> None:
         waiting = self._adopting.get(answer.key)
         if not waiting:
-            return  # asked again, after the daemon died, and answered twice
+            return
         asked = waiting.popleft()
         if not waiting:
             del self._adopting[answer.key]

@@ -63,6 +63,8 @@ class Returning:
         self.busy: Callable[[str], bool] = lambda client: False
         #: Clients that have asked what this scheduler is: they come back.
         self._ours: set[str] = set()
+        #: Data they have scattered since then and want. That is a call, which may overtake what they say of their other wants.
+        self._scattered: dict[str, set[Any]] = {}
         #: What their earlier streams wanted, until they say what they want now.
         self._earlier: dict[str, list[ClientState]] = {}
         #: Those whose stream broke, until they say what they want now.
@@ -104,6 +106,7 @@ class Returning:
 
     async def _hello_client(self, client: str) -> dict[str, Any]:
         self._ours.add(client)
+        self._scattered[client] = set()
         if (cs := internals.client_state(self.scheduler, client)) is not None:
             earlier = self._earlier.setdefault(client, [])
             if cs not in earlier:
@@ -159,6 +162,7 @@ class Returning:
     def forget(self, client: str) -> None:
         """It is gone, and so is what it wanted."""
         self.leaves(client)
+        self._scattered.pop(client, None)
         for cs in self._earlier.pop(client, ()):
             self._end_wants(cs)
         if self._received.pop(client, None) is not None:
@@ -201,12 +205,20 @@ class Returning:
 
     # ----------------------------------------------------------------------------------------------------------- wants
 
+    def scattered(self, client: str, keys: Collection[Any]) -> None:
+        if client in self._scattered:
+            self._scattered[client].update(keys)
+
+    def released(self, client: str, keys: Collection[Any]) -> None:
+        if client in self._scattered:
+            self._scattered[client].difference_update(keys)
+
     def restate(self, client: str, keys: Collection[Any]) -> None:
         """`taskdb-restate`: the client wants just these, whatever it wanted before."""
         cs = internals.client_state(self.scheduler, client)
         if cs is None:
             return  # it left again
-        keys = set(keys)
+        keys = set(keys) | self._scattered.pop(client, set())
         self.on_returned(client)
         if (timer := self._away.pop(client, None)) is not None:
             timer.cancel()
@@ -236,3 +248,4 @@ class Returning:
         pager.send(drop, *wants, urgent=True)
         if unknown := [key for key in strange if key not in scheduler.tasks]:
             pager.tell_unknown(client, unknown)
+        scheduler.client_send(client, {"op": "taskdb-restated"})

@@ -33,7 +33,7 @@ from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
 from scheduler_adapter.window import Resident
 from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
-from taskdb.errors import SaidOtherwise, Unavailable
+from taskdb.errors import SaidOtherwise, StaleEpoch, Unavailable
 from taskdb.model import Level
 
 logger = logging.getLogger("distributed.taskdb")
@@ -116,6 +116,9 @@ class Submitter:
         except asyncio.CancelledError:
             event["status"] = "cancelled"
             raise
+        except StaleEpoch as e:
+            # A later scheduler has begun: the client goes to it, and says this again.
+            logger.warning("graph of client %s is not taken in: %s", client, e)
         except Exception as e:
             logger.error("graph of client %s refused: %s", client, e)
             internals.failed_submission(scheduler, e, keys, client)

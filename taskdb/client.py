@@ -100,8 +100,9 @@ class Session:
         #: Makes a gRPC channel, or what behaves like one, to an address.
         self._open_channel = channel
         self._seq = 0
-        #: Last seq whose Result was delivered.
+        #: Last seq whose Result was delivered, and the highest number of a Result.
         self._answered = 0
+        self._heard = 0
         #: Last seq that is on disk.
         self.durable_seq = 0
         #: Batches that are not durable, oldest first.
@@ -186,7 +187,7 @@ class Session:
 
     def send(self, commands: Sequence[c.Command]) -> int:
         """Queue a batch and return its seq. Never blocks. Raises LimitExceeded if it is too large for one message."""
-        message = convert.batch_to_proto(self._seq + 1, commands)
+        message = convert.batch_to_proto(self._seq + 1, commands, self._heard)
         size = message.ByteSize()
         if size > limits.MESSAGE_BYTES_MAX:
             raise LimitExceeded(f"a batch of {size} bytes is over the limit of {limits.MESSAGE_BYTES_MAX}: split it")
@@ -243,6 +244,7 @@ class Session:
     def _deliver(self, message: pb.Result) -> None:
         result, refused = convert.result_from_proto(message, self._blobs)
         self.leases_seen += len(result.leases)
+        self._heard = max(self._heard, message.number)
         seq = message.seq
         if seq:
             self._answered = seq
@@ -266,7 +268,8 @@ class Session:
         call = stub.Session()
         try:
             async with asyncio.timeout(timeout_seconds):
-                await call.write(pb.SessionRequest(attach=pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch)))
+                attach = pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch, answered=self._answered, heard=self._heard)
+                await call.write(pb.SessionRequest(attach=attach))
                 reply = await call.read()
             if reply is grpc.aio.EOF:
                 raise await call_error(call, self.address)
@@ -356,13 +359,11 @@ class Session:
             return link
 
     def _resume(self, link: _Link, last_seq: int) -> None:
-        """Say again what the daemon does not know. What it applied and could not answer is answered with an empty Result."""
+        """Say again what the daemon does not know. Its answers to what it does know, and that were not heard, come first."""
         self._durable(last_seq)
-        answered, self._answered = self._answered, min(self._answered, last_seq)
+        self._answered = min(self._answered, last_seq)
         self._link = link
         self._outgoing.extend(message for _, message in self._unacked)
-        for seq in range(answered + 1, last_seq + 1):
-            self._deliver(pb.Result(seq=seq))
         self._on_state("live", "")
         # IMPORTANT: after all reports, or the daemon would give out again what is finished, and let go of what it has yet to hear of.
         self._outgoing.append(pb.SessionRequest(resync=pb.Resync(held=self._held(), leases_seen=self.leases_seen)))

@@ -345,6 +345,8 @@ class Result:
     forgotten: list[GroupCount] = field(default_factory=list)
     adopted: list[Adopted] = field(default_factory=list)
     whole: list[TakenWhole] = field(default_factory=list)
+    #: Its number, if it is kept until the scheduler has heard it; else 0.
+    number: int = 0
     #: Tasks in the queues after this, and those of them whose dependencies are all in memory.
     queued: int = 0
     ready: int = 0

@@ -104,12 +104,13 @@ def test_demo_is_right_though_scheduler_and_daemon_are_killed() -> None:
     assert process.returncode == 0, output
     _, expected = job(chunks)
     assert re.search(rf"sum = {expected:,} +right", output), output
-    table = output[output.index("sum = ") :]
+    # Without a terminal the table is 80 columns wide, and long rows go on in the next line.
+    table = re.sub(r"[\s│]+", " ", output[output.index("sum = ") :])
+    total = re.search(r" tasks ([\d,]+) ", table)
+    assert total is not None, output
     for name, part in (("scheduler", 1 / 3), ("daemon", 2 / 3)):
-        killed = re.search(rf"{name}\W+killed with -9 at ([\d,]+) tasks, back after [\d.]+ s", table)
-        total = re.search(r"tasks\W+([\d,]+)", table)
+        killed = re.search(rf"{name} killed with -9 at ([\d,]+) tasks, back after [\d.]+ s", table)
         assert killed is not None, output
-        assert total is not None, output
         assert int(killed[1].replace(",", "")) >= part * int(total[1].replace(",", "")), output
 
 

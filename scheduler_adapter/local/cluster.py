@@ -186,7 +186,8 @@ class Cluster:
     def wait_for(self, spawned: Spawned, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX
         while not ready():
-            self.processes.check()
+            # Only this one: stock workers end with their scheduler.
+            spawned.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{spawned.name} was not ready within {START_SECONDS_MAX:.0f} s; its log ends:\n{spawned.tail()}")
             time.sleep(0.05)

@@ -112,6 +112,7 @@ _CHECKS: dict[Table, tuple[int, Check]] = {
     Table.SESSIONS: (U64.size, _sized(U64.size)),
     Table.EPOCHS: (U64.size, _sized(U64.size)),
     Table.KEPT: (DIGEST_BYTES, _kept),
+    Table.ANSWERS: (U64.size, _any),
 }
 assert _CHECKS.keys() == set(Table)
 

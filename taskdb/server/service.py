@@ -207,7 +207,8 @@ class Service(pb_grpc.TaskDBServicer):
                     break
                 match message.WhichOneof("kind"):
                     case "batch":
-                        self._writer.batch(link, message.batch.seq, convert.commands_from_proto(message.batch.commands))
+                        batch = message.batch
+                        self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
                     case _:
@@ -236,6 +237,9 @@ class Service(pb_grpc.TaskDBServicer):
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
             link.put(pb.SessionReply(durable=pb.Durable(seq=last_seq)))
+        if attach.epoch:
+            for result, seq, refused in self._writer.unheard(attach.answered, last_seq, attach.heard):
+                link.push(result, seq, refused)
 
     # --------------------------------------------------------------------------------------------------- the Ingest
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from taskdb import commands as c
@@ -23,6 +23,7 @@ from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.refs import find_graph
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
+from taskdb.server.answers import Answer, Answers
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_graph
 from taskdb.store.schema import U64, Table
@@ -101,6 +102,7 @@ class Writer:
         self._credit = CreditLine()
         #: The peer has said what it holds: nothing is leased before.
         self._synced = False
+        self._answers = Answers()
         #: To be told the scheduler, without hurry.
         self._forgotten: list[c.GroupCount] = []
         self._depths = (0, 0)
@@ -135,6 +137,7 @@ class Writer:
             new = epoch == 0
             if new:
                 epoch = self._engine.begin_epoch(txn, scheduler_id)
+                self._answers.heard(txn, 2**64 - 1)
                 last_seq, old = 0, StaleEpoch(f"scheduler {scheduler_id} began epoch {epoch}")
             else:
                 self._engine.check_epoch(txn, epoch)
@@ -163,6 +166,7 @@ class Writer:
         try:
             txn = self._begin()
             result = self._engine.resync(txn, peer.epoch, held)
+            self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
             self._abort(error)
@@ -175,6 +179,18 @@ class Writer:
         self._touch(1)
         self._wake()
 
+    def unheard(self, answered: int, last_seq: int, heard: int) -> Iterator[Answer]:
+        """What a peer that goes on with its epoch has not heard, in order; empty where nothing was kept."""
+        seq = answered + 1
+        for answer in self._answers.unheard(self._begin(), heard):
+            while seq < answer[1]:
+                yield c.Result(), seq, ()
+                seq += 1
+            seq = max(seq, answer[1] + 1)
+            yield answer
+        for rest in range(seq, last_seq + 1):
+            yield c.Result(), rest, ()
+
     def held(self) -> int:
         """Tasks held by schedulers of this epoch and earlier ones."""
         return self._begin().count(Table.HOLDS)
@@ -184,7 +200,7 @@ class Writer:
         if self._peer is peer:
             self._peer = None
 
-    def batch(self, peer: Peer, seq: int, commands: Sequence[c.Command]) -> None:
+    def batch(self, peer: Peer, seq: int, commands: Sequence[c.Command], heard: int = 0) -> None:
         """Apply and answer. Errors close the peer."""
         if self._peer is not peer:
             return  # it was replaced, or closed by a failed commit, while this was in its stream
@@ -199,6 +215,8 @@ class Writer:
                     self._credit.renew(command)
                     break
             more = self._lease(txn, result) or self._todo(txn)
+            self._answers.heard(txn, heard)
+            self._answers.keep(txn, result, seq, refused)
         except Exception as error:
             self._abort(error)
             return
@@ -245,10 +263,11 @@ class Writer:
             result, refused = self._engine.apply(txn, epoch, 0, commands)
             sealed = is_sealed(txn, command.submission)
             self._note_depths(txn, result)
+            added, result.added = result.added, []
+            self._answers.keep(txn, result, 0)
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
-        added, result.added = result.added, []
         self._push(result)
         self._slice()
         if refused:
@@ -315,6 +334,7 @@ class Writer:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
                 merge(result, done)
             more = self._lease(txn, result) or more
+            self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
             self._aborts = aborts
@@ -356,6 +376,7 @@ class Writer:
                 # Ids it told are the scheduler's: they must not come true for other tasks.
                 self._dropped = False
                 self._engine.opened(self._txn)
+                self._answers.opened(self._txn)
         return self._txn
 
     def _check_open(self) -> None:

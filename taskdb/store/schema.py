@@ -65,6 +65,8 @@ class Table(IntEnum):
     EPOCHS = 23
     #: digest of a name -> KeptRecord: what schedulers keep here besides tasks.
     KEPT = 24
+    #: number u64 -> Result (wire): answers the scheduler of this epoch has not said it has heard.
+    ANSWERS = 25
 
 
 class Meta(IntEnum):
@@ -81,6 +83,8 @@ class Meta(IntEnum):
     SCHEDULER = 7
     #: Epoch u64 whose scheduler has yet to hear what workers of earlier ones hold. Absent: HOLDS names no earlier epoch.
     RECOVERING = 8
+    #: Number of the next record of ANSWERS, when the store was opened.
+    NEXT_ANSWER = 9
 
 
 U64 = Struct(">Q")

@@ -93,8 +93,8 @@ def command_to_proto(command: c.Command) -> pb.Command:
     return _TO_PROTO[type(command)](command)
 
 
-def batch_to_proto(seq: int, commands: Iterable[c.Command]) -> pb.SessionRequest:
-    return pb.SessionRequest(batch=pb.Batch(seq=seq, commands=[_TO_PROTO[type(x)](x) for x in commands]))
+def batch_to_proto(seq: int, commands: Iterable[c.Command], heard: int = 0) -> pb.SessionRequest:
+    return pb.SessionRequest(batch=pb.Batch(seq=seq, commands=[_TO_PROTO[type(x)](x) for x in commands], heard=heard))
 
 
 # ------------------------------------------------------------------------------------------------- proto to commands
@@ -242,7 +242,7 @@ def _lease_to_proto(lease: c.Lease, blobs: SharedBlobs) -> pb.Lease:
 
 
 def result_to_proto(result: c.Result, seq: int, blobs: SharedBlobs, refused: Sequence[Refused] = ()) -> pb.Result:
-    message = pb.Result(seq=seq, queued=result.queued, ready=result.ready)
+    message = pb.Result(seq=seq, number=result.number, queued=result.queued, ready=result.ready)
     if result.added:
         message.added.extend(
             [
@@ -298,7 +298,7 @@ def _lease_from_proto(x: pb.Lease, blobs: SharedBlobs) -> c.Lease:
 
 
 def result_from_proto(message: pb.Result, blobs: SharedBlobs) -> tuple[c.Result, list[Refused]]:
-    result = c.Result(queued=message.queued, ready=message.ready)
+    result = c.Result(number=message.number, queued=message.queued, ready=message.ready)
     if message.added:
         result.added = [c.Added(x.submission, x.first_index, list(x.ids), list(x.missing), list(x.known)) for x in message.added]
     if message.leases:

@@ -17,12 +17,16 @@ class SessionRequest(_message.Message):
     def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("scheduler_id", "epoch")
+    __slots__ = ("scheduler_id", "epoch", "answered", "heard")
     SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     scheduler_id: str
     epoch: int
-    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    answered: int
+    heard: int
+    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ..., answered: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Resync(_message.Message):
     __slots__ = ("held", "leases_seen")
@@ -33,12 +37,14 @@ class Resync(_message.Message):
     def __init__(self, held: _Optional[_Iterable[int]] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "commands")
+    __slots__ = ("seq", "commands", "heard")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     seq: int
     commands: _containers.RepeatedCompositeFieldContainer[Command]
-    def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+    heard: int
+    def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
     __slots__ = ("attached", "result", "durable")
@@ -263,7 +269,7 @@ class Credit(_message.Message):
     def __init__(self, ready: _Optional[int] = ..., total: _Optional[int] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted", "whole")
+    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted", "whole", "number")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +283,7 @@ class Result(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     seq: int
     added: _containers.RepeatedCompositeFieldContainer[Added]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
@@ -290,7 +297,8 @@ class Result(_message.Message):
     ready: int
     adopted: _containers.RepeatedCompositeFieldContainer[Adopted]
     whole: _containers.RepeatedCompositeFieldContainer[TakenWhole]
-    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[TakenWhole, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[TakenWhole, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class TakenWhole(_message.Message):
     __slots__ = ("submission", "leases")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,19 @@ def test_scattered_data_is_kept(tmp_path: Path, window: int | None) -> None:
         assert client.gather(data) == list(range(10))
         assert client.submit(f.add, data[3], used).result(timeout=60) == 48
         assert cluster.faults() == []
+
+
+def test_what_is_scattered_meanwhile_is_kept(tmp_path: Path, window: int | None) -> None:
+    """What the client says it wants when it comes back replaces all; a scatter that waited for the scheduler comes after that."""
+    with Cluster(tmp_path, window=window, survive=True) as cluster, Client(cluster.address) as client:
+        futures = client.map(f.inc, range(200))
+        wait(futures, timeout=PATIENCE_SECONDS)
+        cluster.kill(cluster.scheduler)
+        until(lambda: client.status == "connecting", "the client notices")
+        scattering = ThreadPoolExecutor(1).submit(client.scatter, list(range(10)), hash=False)
+        cluster.start_scheduler()
+        data = scattering.result(timeout=60)
+        assert client.submit(f.total, data).result(timeout=60) == 45
 
 
 def test_scattered_data_that_is_lost_is_said_to_be(tmp_path: Path, window: int | None) -> None:

@@ -167,6 +167,27 @@ def test_killed_right_after_a_submission(tmp_path: Path, window: int | None) -> 
         nothing_is_left(cluster)
 
 
+def test_what_took_effect_is_not_said_again(tmp_path: Path, window: int | None) -> None:
+    """Though the client has not heard of it: the number of the last such message stands in the database."""
+    runs = tmp_path / "runs"
+    # So the scheduler does not hear for seconds that anything is on disk, and acknowledges nothing.
+    late = ("--commit-interval-ms", "10000")
+    with Cluster(tmp_path, window=window, workers=1, worker_args=(SURVIVES,), serve=late) as cluster, returning(cluster.address) as client:
+        fired = client.submit(f.count_run, str(runs), 1, key="fired")
+        fire_and_forget(fired)
+        del fired
+        kept = client.submit(f.count_run, str(runs), 2, key="kept")
+        assert kept.result(timeout=PATIENCE_SECONDS) == 2
+        kill(cluster, client)
+        if len(client.taskdb.outbox) != 3:
+            pytest.skip("this machine took longer than the daemon waits")
+        cluster.start_scheduler()
+        until(lambda: client.status == "running" and client.taskdb.epoch == 2, "the client is back")
+        assert len(client.taskdb.outbox) == 0
+        assert client.submit(f.count_run, str(runs), 3, kept, key="new").result(timeout=2 * PATIENCE_SECONDS) == 3
+        assert lines(runs) == ["1", "2", "3"]
+
+
 def test_large_graph_in_the_middle_of_its_ingest(tmp_path: Path, window: int | None) -> None:
     n = 4_000
     graph: dict[str, tuple[object, ...]] = {f"a-{i}": (f.inc, i) for i in range(n)}
@@ -415,6 +436,7 @@ def test_scheduler_file_says_where(tmp_path: Path) -> None:
             pending = client.submit(f.inc, 1)
             kill(cluster, client)
             cluster.port = free_port()
+            cluster.address = f"tcp://127.0.0.1:{cluster.port}"
             cluster.start_scheduler()
             cluster.start_worker(wait=False)
             file.write_text(json.dumps({"address": cluster.address}))

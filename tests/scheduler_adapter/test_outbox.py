@@ -78,6 +78,13 @@ def test_other_messages_said_meanwhile_come_last_and_once(outbox: Outbox) -> Non
     assert [m["op"] for m in outbox.again([])[1]] == ["cancel-keys"]
 
 
+def test_what_could_not_be_said_comes_later_and_once(outbox: Outbox) -> None:
+    for message in (graph("x"), {"op": "report-key", "key": "x"}, {"op": "of-a-plugin"}):
+        outbox.unsaid(outbox.take(message, live=True))
+    first, rest = outbox.again(["x"])
+    assert [m["op"] for m in (*first, *rest)] == ["update-graph", "of-a-plugin"]
+
+
 def test_what_is_returned_is_not_what_is_kept(outbox: Outbox) -> None:
     """A scheduler in this process takes a message apart."""
     original = graph("x")

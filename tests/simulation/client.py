@@ -117,6 +117,10 @@ class Client:
 
     # ---------------------------------------------------------------------------------------------------------- what it does
 
+    @property
+    def connected(self) -> bool:
+        return self._comm is not None and not self._comm.cut
+
     def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
         keys = [node.key for node in wanted]
         for node in wanted:

@@ -62,7 +62,10 @@ class Work:
         client.cancel([node.key for node in nodes])
 
     def _reusable(self, client: Client) -> list[Node]:
-        """Results of which nobody makes anything: their keys may come to mean other tasks."""
+        """Results of which nobody makes anything: their keys may come to mean other tasks. Not while a scheduler may yet die: a release is
+        not said again, and the old task may be met."""
+        if not client.connected or any(fault.kind in ("scheduler", "rival") and not fault.struck for fault in self.plan.faults):
+            return []
         return [node for node in self._held[client] if not node.dependents and client.futures[node.key].status == "finished"]
 
     def _reuse(self, client: Client, old: Node) -> None:
@@ -77,6 +80,7 @@ class Work:
 
     def _strike(self, fault: Fault) -> None:
         world = self.world
+        fault.struck = True
         if fault.kind == "daemon":
             if fault.point:
                 world.daemon.armed = (fault.point, fault.passes)

@@ -217,6 +217,8 @@ class World:
     def runs(self, worker: Worker, key: Any, spec: Any) -> None:
         """A task begins. What is not lost is not computed again."""
         self.note("runs", worker.name, key)
+        if not worker.survives and worker.batched_stream.comm.cut:
+            return  # a stock worker that has yet to notice that its scheduler is gone
         before = self._begun.get(key)
         self._begun[key] = self._loop.time()
         if before is not None and before > self._lost_at and self.may_run_once(key):

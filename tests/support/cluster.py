@@ -140,4 +140,4 @@ def run(
     )
 
 
-__all__ = ["PATIENCE_SECONDS", "Cluster", "ProcessDied", "Spawned", "cluster", "descendants", "free_port", "run", "until"]
+__all__ = ["PATIENCE_SECONDS", "ROOT", "Cluster", "ProcessDied", "Spawned", "cluster", "descendants", "free_port", "run", "until"]

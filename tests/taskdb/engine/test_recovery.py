@@ -179,7 +179,7 @@ def test_a_result_of_what_this_scheduler_runs_is_not_adopted() -> None:
 
 def test_what_failed_or_nobody_needs_is_let_go_of() -> None:
     world = taken_over()
-    world.do(c.Fail(world.id("b"), b"payload", "text"))
+    world.do(c.Want("client", [b"b"]), c.Fail(world.id("b"), b"payload", "text"))
     assert world.adopt(1, a=MEMORY, b=MEMORY) == {"a": c.Adopted(b"a", MEMORY, None), "b": c.Adopted(b"b", MEMORY, None)}
 
 

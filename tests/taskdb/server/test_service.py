@@ -12,7 +12,7 @@ import pytest
 from taskdb import commands as c
 from taskdb.client import Client
 from taskdb.errors import LimitExceeded, StaleEpoch, TaskDBError, Unavailable
-from taskdb.model import Rank
+from taskdb.model import Level, Rank
 from taskdb.server import reads, service
 from taskdb.server.service import SessionLink
 from taskdb.wire import convert, status
@@ -246,3 +246,15 @@ def test_leases_are_cut_into_messages(sizes: list[int]) -> None:
     assert all(x.leases for x in messages[1:])
     assert {x.queued for x in messages} == {3}
     assert max(x.ByteSize() for x in messages) < service.LEASES_BYTES_SLICE + max(sizes, default=0) + 1000
+
+
+def test_what_was_adopted_is_cut_and_comes_before_what_is_released() -> None:
+    adopted = [c.Adopted(b"k", Level.MEMORY, lease) for lease in leases([600_000] * 5)] + [c.Adopted(b"n", Level.HELD, None)]
+    result = c.Result(leases=leases([10, 10]), adopted=adopted, release=[7], queued=3)
+    messages = service._cut(result, 4, [], convert.SharedBlobs())
+    assert len(messages) > 1
+    assert [x.seq for x in messages] == [0] * (len(messages) - 1) + [4]
+    assert [len(x.release) for x in messages] == [0] * (len(messages) - 1) + [1]
+    assert [answer.key for x in messages for answer in x.adopted] == [b"k"] * 5 + [b"n"]
+    assert [len(x.leases) for x in messages] == [0] * (len(messages) - 1) + [2]
+    assert max(x.ByteSize() for x in messages) < service.LEASES_BYTES_SLICE + 600_000 + 1000

@@ -24,6 +24,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.leases_lost = False
         self.results: list[tuple[int, c.Result]] = []
         self.durables: list[int] = []
         self.ends: list[TaskDBError] = []
@@ -277,6 +278,45 @@ def test_a_stream_that_broke_and_comes_again_begins_anew() -> None:
         _, sealed = bench.writer.ingest(peer.epoch, c.SealGraph("i"))
         assert sealed
         await until_async(lambda: bench.tasks() == 5, "the first attempt to be forgotten")
+
+    story(test)
+
+
+def test_a_stream_whose_daemon_died_goes_on() -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        first = Bench(store)
+        peer = await first.attach()
+        first.writer.ingest(peer.epoch, begin("i"))
+        first.writer.ingest(peer.epoch, run_of("i", keys_of(3)))
+        store.crash()
+        second = Bench(store)
+        again = await second.attach(peer.epoch)
+        second.writer.ingest(again.epoch, begin("i"))
+        assert second.writer.added("i") == 3
+        second.writer.ingest(again.epoch, run_of("i", keys_of(3)))
+        _, sealed = second.writer.ingest(again.epoch, c.SealGraph("i"))
+        assert sealed
+        assert second.tasks() == 3
+
+    story(test)
+
+
+def test_a_new_scheduler_hears_that_leases_may_be_lost() -> None:
+    """A daemon that was started knows not what it leased last, until the scheduler it leased to has said what it holds."""
+
+    async def test() -> None:
+        store = MemoryStore()
+        bench = Bench(store)
+        first = await bench.attach()
+        assert not (await bench.attach()).leases_lost, "the daemon lived all the time"
+        started = Bench(store)
+        assert (await started.attach()).leases_lost
+        assert not (await started.attach()).leases_lost
+        resumed = Bench(store)
+        went_on = await resumed.attach(epoch=4)
+        assert went_on.epoch == first.epoch + 3
+        assert not (await resumed.attach()).leases_lost, "the one before had said what it held"
 
     story(test)
 

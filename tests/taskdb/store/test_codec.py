@@ -59,6 +59,22 @@ def test_errors_come_back(text: str, payload: bytes) -> None:
     assert codec.decode_error(codec.encode_error(record)) == record
 
 
+@given(st.binary(min_size=1), st.binary())
+def test_kept_items_come_back(name: bytes, value: bytes) -> None:
+    assert codec.decode_kept(codec.encode_kept(name, value)) == (name, value)
+
+
+def test_a_parked_task_stands_in_no_queue() -> None:
+    task = codec.TaskRecord()
+    for name in ("suspicious", "retries", "blocked_on", "need", "links", "expected", "wants", "group", "annotation", "nbytes", "graph"):
+        setattr(task, name, 0)
+    task.id, task.state, task.rank = 7, 2, bytes(24)
+    queues = []
+    for task.waiting_on, task.flags in ((0, 0), (1, 0), (0, codec.PARKED), (1, codec.PARKED)):
+        queues.append((codec.queue_of(task), codec.decode_task(7, codec.encode_task(task)).stored_queue))
+    assert queues == [(1, 1), (2, 2), (0, 0), (0, 0)]
+
+
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_ids_come_back(ids: list[int]) -> None:
     assert codec.decode_ids(codec.encode_ids(ids)) == tuple(ids)
@@ -70,6 +86,8 @@ def test_damaged_records_are_corrupt() -> None:
         lambda: codec.decode_graph(1, b"short"),
         lambda: codec.decode_client(1, b"s"),
         lambda: codec.decode_error(b"s"),
+        lambda: codec.decode_kept(b"s"),
+        lambda: codec.decode_kept(struct.pack(">I", 9) + b"cut"),
         lambda: codec.decode_ids(b"short"),
         lambda: codec.decode_group(b"s"),
         lambda: codec.decode_strings(struct.pack(">I", 1) + b"\xff"),

@@ -49,6 +49,7 @@ RESULT = c.Result(
         c.Adopted(b"b", Level.HELD, None),
     ],
     [c.TakenWhole("s", [c.Lease(4, b"a", b"x", 1, Rank(-1.0, 2.0, 3.5), [1, 2], "g", "s", b"n", -1, 2, ["client"], 3, 1)])],
+    number=7,
     queued=5,
     ready=2,
 )

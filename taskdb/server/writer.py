@@ -24,6 +24,7 @@ from taskdb.engine.engine import Engine
 from taskdb.engine.refs import find_graph
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
 from taskdb.server.answers import Answer, Answers
+from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_graph
 from taskdb.store.schema import U64, Table
@@ -35,8 +36,6 @@ logger = logging.getLogger("taskdb.server")
 #: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
 STEP_ITEMS_SLICE = 64
 SLICE_SECONDS_MAX = 0.003
-#: Leases made in one go: bounds a message and the time it takes to make.
-LEASES_SLICE_MAX = 512
 #: Pause before background work and aborts are tried again after the store refused them (it is full).
 RETRY_SECONDS = 1.0
 
@@ -56,31 +55,6 @@ class Peer(Protocol):
 
     def end(self, error: TaskDBError) -> None:
         """Close the Session with this error. The writer has let go of it already."""
-
-
-class CreditLine:
-    """What may still be leased: a Credit is absolute, so leases made since the scheduler wrote it are subtracted."""
-
-    def __init__(self, sent: int = 0) -> None:
-        #: Leases sent in this epoch.
-        self.sent = sent
-        self.ready = 0
-        self.total = 0
-
-    def renew(self, credit: c.Credit) -> None:
-        if credit.leases_seen > self.sent:  # said by a scheduler that knows more than we do: we were started again
-            self.sent = credit.leases_seen
-        under_way = self.sent - credit.leases_seen
-        self.ready = credit.ready - under_way
-        self.total = credit.total - under_way
-
-    def spend(self, count: int) -> None:
-        self.sent += count
-        self.ready -= count
-        self.total -= count
-
-    def room(self) -> tuple[int, int]:
-        return min(max(self.ready, 0), LEASES_SLICE_MAX), min(max(self.total, 0), LEASES_SLICE_MAX)
 
 
 class Writer:

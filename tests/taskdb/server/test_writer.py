@@ -13,7 +13,8 @@ from taskdb import commands as c
 from taskdb.config import ServerConfig, StoreConfig
 from taskdb.engine.engine import Engine
 from taskdb.errors import InvalidRequest, InvariantBroken, StaleEpoch, StoreFull, TaskDBError, Unavailable
-from taskdb.server.writer import LEASES_SLICE_MAX, CreditLine, Writer
+from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.writer import Writer
 from taskdb.store.memory_store import MemoryStore
 from taskdb.wire.convert import Refused
 from tests.taskdb.server.procs import begin, graph, key, run_of, until_async

@@ -23,9 +23,12 @@ class Adoption:
         """A finished task. False: the worker's copy is not wanted, as the task is being computed again."""
         scheduler, residency = self.scheduler, self.residency
         key = unpack_key(lease.key)
-        if ws.address not in scheduler.workers:
-            return False
         resident = residency.window.by_key.get(key)
+        if ws.address not in scheduler.workers:
+            if resident is None:
+                # It left while the database was asked, which believes that we have it: give it back.
+                residency.window.changed[Resident(key, lease.id, None, paged=True, told=Level.MEMORY)] = None
+            return False
         if resident is not None and not resident.stub:
             if resident.task.state == "memory":
                 dask_recovery.add_replica(scheduler, resident.task, ws)

@@ -108,6 +108,8 @@ class Pager(SchedulerPlugin):
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
         self._adopting: dict[bytes, deque[Adopting]] = {}
+        #: Leases of what a worker may be running, by key: the answer to Adopt says which it is. (The link broke between them.)
+        self._aside: dict[bytes, Lease] = {}
         self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------------------------------------ to the database
@@ -220,6 +222,8 @@ class Pager(SchedulerPlugin):
             resident = nameless.get(unpack_key(lease.key)) if nameless else None
             if resident is not None and resident.submission == lease.submission:
                 self.window.identify(resident, lease.id)
+            elif lease.key in self._adopting:
+                self._aside[lease.key] = lease
             elif lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
                 out.append(lease)
         return out
@@ -322,7 +326,10 @@ class Pager(SchedulerPlugin):
         asked = waiting.popleft()
         if not waiting:
             del self._adopting[answer.key]
+        lease = self._aside.pop(answer.key, None)
         asked.on_answer(answer)
+        if lease is not None and answer.lease is None:
+            self.residency.page_in([lease])
         asked.left -= 1
         if not asked.left and not asked.done.done():
             asked.done.set_result(None)

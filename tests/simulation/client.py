@@ -119,7 +119,8 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        return self._comm is not None and not self._comm.cut
+        """To the latest scheduler."""
+        return self._comm is not None and not self._comm.cut and self._comm.peer.process is self.world.scheduler.process
 
     def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
         keys = [node.key for node in wanted]

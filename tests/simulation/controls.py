@@ -98,8 +98,14 @@ def resync_first() -> Iterator[None]:
 CONTROLS = [
     Control("unsynced", ("daemon",), {"sync": False}, ("was said to be durable", "came after batch", "is over")),
     Control("nothing is sent again", ("daemon", "link"), {}, ("came after batch", "hung", "left at the end"), Forgetful),
-    Control("a report is lost", ("worker",), {}, ("hung", "left at the end"), Losing),
+    Control("a report is lost", ("worker",), {}, ("hung", "left at the end", "runs again"), Losing),
     Control("inventories are ignored", ("scheduler",), {"survive": True}, ("runs again",), sabotage=inventories_ignored),
-    Control("every key is trusted", ("scheduler",), {"survive": True, "reuse": 0.6, "steps": 8}, ("holds",), sabotage=every_key_trusted),
+    Control(
+        "every key is trusted",
+        ("scheduler",),
+        {"survive": True, "late": 0.9, "reuse": 0.6, "steps": 10},
+        ("holds",),
+        sabotage=every_key_trusted,
+    ),
     Control("resync comes first", ("daemon", "link"), {}, ("runs again", "hung"), sabotage=resync_first),
 ]

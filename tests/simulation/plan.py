@@ -30,6 +30,8 @@ class Plan:
     #: Graphs of more tasks go through the ingest process.
     local_tasks: int = 1000
     survive: bool = True
+    #: How often an attempt of a worker to come back to a scheduler fails.
+    late: float = 0.0
     sync: bool = True
     run_seconds: tuple[float, ...] = (0.001, 0.01, 0.1)
     steps: int = 3
@@ -52,6 +54,7 @@ class Plan:
             local_tasks=chance.choice((0, 8, 1000, 1000)),
             survive=chance.random() < 0.8,
             run_seconds=chance.choice(((0.0, 0.001), (0.001, 0.01, 0.1), (0.0, 0.02, 0.5))),
+            late=chance.choice((0.0, 0.0, 0.5, 0.9)),
             steps=chance.randint(1, 5),
             seconds=chance.choice((0.1, 0.5, 2.0)),
         )

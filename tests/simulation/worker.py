@@ -78,6 +78,7 @@ class Worker(BaseWorker):
         self.plugins: dict[str, Any] = {}
         self.extensions: dict[str, Any] = {}
         self.startup_information: dict[str, Any] = {}
+        self.stream_handlers: dict[str, Any] = {}
         self.memory_manager = SimpleNamespace(memory_limit=2**36)
         self.periodic_callbacks = {name: _Timer() for name in ("keep-alive", "heartbeat")}
         self.scheduler = SimpleNamespace(address="tcp://scheduler:1", taskdb=lambda: world.ask_scheduler(self.process, "taskdb"))
@@ -131,6 +132,8 @@ class Worker(BaseWorker):
             message["run_spec"] = pickle.loads(spec.frames[0]) if isinstance(spec, Serialized) else _unpickled(spec.data)
         if op in _EVENTS:
             self.handle_stimulus(_EVENTS[op](**message))
+        elif op in self.stream_handlers:
+            self.stream_handlers[op](**message)
 
     def batched_send(self, message: dict[str, Any]) -> None:
         stream = self.batched_stream

@@ -154,6 +154,8 @@ class World:
         if not scheduler.process.alive or not scheduler.ready:
             raise CommClosedError("nobody listens")
         label = CLIENT if process.name.startswith("client") else WORKER
+        if label is WORKER and self._scheduler_count > 1 and self._chance.random() < self.plan.late:
+            raise CommClosedError("simulated: it does not get through")
         ours, theirs = self.network.pair(process, scheduler.process, label)
         scheduler.process.spawn(self._accept(scheduler, theirs))
         return ours

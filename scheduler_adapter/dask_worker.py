@@ -35,6 +35,11 @@ def replace_batched_send(worker: Worker, send: Callable[[dict[str, Any]], None])
     return stock
 
 
+def on_message(worker: Worker, op: str, handler: Callable[..., None]) -> None:
+    """A handler for one more message of the scheduler's stream."""
+    worker.stream_handlers[op] = handler
+
+
 def at_registration(worker: Worker, name: str, value: Callable[[Worker], Any]) -> None:
     """`startup_information` is asked at each registration, and arrives as `WorkerState.extra`."""
     worker.startup_information[name] = value

@@ -12,6 +12,8 @@ import msgpack
 PROTOCOL = 1
 #: Its name in `WorkerState.extra`.
 NAME = "taskdb"
+#: The message with which the scheduler says, on the worker's stream, that it keeps its tasks in taskdb: `epoch` and `store`.
+EPOCH = "taskdb-epoch"
 
 
 @dataclass(frozen=True)

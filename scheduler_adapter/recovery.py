@@ -21,7 +21,7 @@ from scheduler_adapter import dask_internals as internals
 from scheduler_adapter import dask_recovery
 from scheduler_adapter.adoption import Adoption
 from scheduler_adapter.config import AdapterConfig
-from scheduler_adapter.inventory import NAME, Inventory
+from scheduler_adapter.inventory import EPOCH, NAME, Inventory
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
 from scheduler_adapter.residency import Submission
@@ -252,6 +252,9 @@ class Recovery(SchedulerPlugin):
         message = dask_recovery.take_extra(ws, NAME)
         self.pager.send(Keep([WORKERS + name.encode()], [_DIES if message is None else _SURVIVES]), urgent=True)
         if message is not None:
+            assert self.pager.session is not None
+            # On its stream once that is started; tasks come after.
+            scheduler.worker_send(worker, {"op": EPOCH, "epoch": self.pager.session.epoch, "store": self.pager.store})
             try:
                 inventory = Inventory.read(message)
             except ValueError as e:

@@ -20,7 +20,7 @@ from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.specs import Shared, StoredSpec, unshrink
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
-from taskdb.commands import GroupCount, Lease
+from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
 from taskdb.model import Level, TaskFlag
 
 #: Blobs kept as they were read, by their bytes: one or two a group, usually.
@@ -188,7 +188,7 @@ class Residency:
     def count_dependents(self, resident: Resident, lease: Lease) -> None:
         # One that a client wants that has not come back (yet) is not kept by that client here: only the database knows.
         absent = any(internals.client_state(self.scheduler, client) is None for client in lease.clients)
-        resident.dependents = None if absent else lease.dependents
+        resident.dependents = None if absent or lease.dependents == DEPENDENTS_UNKNOWN else lease.dependents
         self._counting = True
 
     def rank(self, ts: DaskTask, lease: Lease) -> None:

@@ -17,7 +17,7 @@ from distributed.worker import Worker
 
 from scheduler_adapter import dask_worker as internals
 from scheduler_adapter.config import scheduler_return_seconds
-from scheduler_adapter.inventory import NAME, Inventory
+from scheduler_adapter.inventory import EPOCH, NAME, Inventory
 from scheduler_adapter.keys import pack_key
 from taskdb.errors import LimitExceeded
 
@@ -53,6 +53,11 @@ class Survivor:
         self._stock_send = internals.replace_batched_send(worker, self._send)
         internals.replace_stream_handler(worker, self.serve)
         internals.at_registration(worker, NAME, lambda worker: Inventory().write())
+        internals.on_message(worker, EPOCH, self._registered)
+
+    def _registered(self, epoch: int, store: str) -> None:
+        """The scheduler keeps its tasks in taskdb. It says so on the stream of which it is true: an answer to a call may be another's."""
+        self.epoch, self.store = epoch, store
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._held_back is not None:
@@ -64,14 +69,11 @@ class Survivor:
         """In the place of `Worker.handle_scheduler`: serve scheduler after scheduler, until told to close, or none comes back."""
         worker = self.worker
         reason = "worker-handle-scheduler-connection-broken"
-        asking = asyncio.ensure_future(self._ask())
         try:
             while True:
                 await internals.stock_stream(worker, comm)
                 if not internals.wants_to_live(worker):
                     break
-                if not asking.done():
-                    asking.cancel()
                 if not self.epoch:
                     break  # as stock
                 again = await self._find_scheduler()
@@ -83,19 +85,7 @@ class Survivor:
             logger.exception("the worker's stream failed")
             raise
         finally:
-            asking.cancel()
             await worker.close(reason=reason)
-
-    async def _ask(self) -> int:
-        """The epoch of the scheduler: 0 if it keeps no tasks in taskdb."""
-        try:
-            answer = await self.worker.scheduler.taskdb()
-            self.epoch, self.store = int(answer["epoch"]), str(answer["store"])
-        except Exception as e:
-            # Stock's answer to a question it does not know is an error of some kind; whatever it is, there is no epoch to go on with.
-            logger.debug("the scheduler does not keep its tasks in taskdb (%s)", e)
-            return 0
-        return self.epoch
 
     async def _find_scheduler(self) -> Comm | None:
         """A stream to the next scheduler; None: the worker is to close."""

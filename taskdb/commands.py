@@ -251,6 +251,10 @@ class Added:
     known: list[int] = field(default_factory=list)
 
 
+#: Of Lease.dependents.
+DEPENDENTS_UNKNOWN = 2**32 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A task handed to the scheduler. All its dependencies are in memory or leased."""
@@ -269,7 +273,7 @@ class Lease:
     suspicious: int
     #: Clients that want the result.
     clients: list[str]
-    #: Dependents that still need the result, those still to arrive among them.
+    #: Dependents that still need the result, those still to arrive among them; DEPENDENTS_UNKNOWN while more may come to need it again.
     dependents: int = 0
     shared_number: int = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from taskdb.commands import Lease
+from taskdb.commands import DEPENDENTS_UNKNOWN, Lease
 from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
@@ -31,7 +31,8 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
         task.retries,
         task.suspicious,
         wanted_by(work, task) if task.wants else [],
-        task.need + task.expected,
+        # What is still to be activated will count in `need`, and does not yet.
+        DEPENDENTS_UNKNOWN if work.has_todo else min(task.need + task.expected, DEPENDENTS_UNKNOWN),
         task.annotation,
     )
 

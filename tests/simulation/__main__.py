@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--faults", default="", help="kinds of faults, with commas, instead of all")
     parser.add_argument("--controls", action="store_true", help="show that faults in the system itself are caught")
     args = parser.parse_args()
+    # What is left of processes that were killed ends when the collector finds it, and complains.
+    sys.unraisablehook = lambda unraisable: None
     return controls(args.seed) if args.controls else seeds(args)
 
 

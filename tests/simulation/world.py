@@ -32,6 +32,8 @@ logger = logging.getLogger("simulation")
 
 #: Until then a lost worker is told to the database: if the scheduler dies before, the next one cannot know of what that made it run.
 TOLD_SECONDS = 6.0
+#: How long a scheduler waits for workers of the one before.
+WORKERS_RETURN_SECONDS = 5
 #: Marks lines of the trace that are not part of its digest.
 DETAIL = "    |"
 
@@ -100,7 +102,7 @@ class World:
             lookahead=plan.lookahead,
             local_tasks=plan.local_tasks,
             connect_timeout=60,
-            workers_return=5,
+            workers_return=WORKERS_RETURN_SECONDS,
             clients_return=10,
         )
         self.scheduler = Incarnation(self, self._scheduler_count, config)
@@ -227,10 +229,19 @@ class World:
             self.failed(f"{key} runs again on {worker.name}, and nothing was lost since it began at {before:.4f} s")
 
     def forgive_unknown(self) -> None:
-        """A new scheduler serves. What never reached the disk, as daemon and scheduler died together, may run again."""
+        """A new scheduler serves. What never reached the disk, as daemon and scheduler died together, may run again; and so may what an
+        older one, that has yet to hear of it, had stock workers do."""
+        if not self.plan.survive:
+            self._lost_at = self._loop.time()
+        # Nor can what workers have that do not come back in time.
+        self.later(WORKERS_RETURN_SECONDS, self._given_up, self.scheduler)
         with self.daemon.store.read() as txn:
             for key in [key for key in self._begun if not find_key(txn, pack_key(key))]:
                 del self._begun[key]
+
+    def _given_up(self, scheduler: Incarnation) -> None:
+        if any(worker.survives and address not in scheduler.scheduler.workers for address, worker in self.workers.items()):
+            self._lost_at = self._loop.time() + 0.1
 
     def may_run_once(self, key: Any) -> bool:
         """Whether it never fails, and somebody still needs it: what was let go of may be begun again before that is heard."""

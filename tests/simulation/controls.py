@@ -74,12 +74,6 @@ def inventories_ignored() -> Iterator[None]:
 
 
 @contextmanager
-def every_key_trusted() -> Iterator[None]:
-    with patch("taskdb.engine.recovery._first_id_after", lambda work, epoch: 2**63):
-        yield
-
-
-@contextmanager
 def resync_first() -> Iterator[None]:
     """What is held is compared at once, before what was lost has been said again."""
     resume = Session._resume
@@ -100,12 +94,5 @@ CONTROLS = [
     Control("nothing is sent again", ("daemon", "link"), {}, ("came after batch", "hung", "left at the end"), Forgetful),
     Control("a report is lost", ("worker",), {}, ("hung", "left at the end", "runs again"), Losing),
     Control("inventories are ignored", ("scheduler",), {"survive": True}, ("runs again",), sabotage=inventories_ignored),
-    Control(
-        "every key is trusted",
-        ("scheduler",),
-        {"survive": True, "late": 0.9, "reuse": 0.6, "steps": 10},
-        ("holds",),
-        sabotage=every_key_trusted,
-    ),
     Control("resync comes first", ("daemon", "link"), {}, ("runs again", "hung"), sabotage=resync_first),
 ]

@@ -35,6 +35,24 @@ def replace_batched_send(worker: Worker, send: Callable[[dict[str, Any]], None])
     return stock
 
 
+#: Why stock closes a worker whose heartbeat the scheduler cannot place.
+UNKNOWN_TO_SCHEDULER = "worker-heartbeat-missing"
+
+
+def replace_close(worker: Worker, close: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """`Worker.heartbeat` closes the worker through this. What the scheduler and the nanny send goes to stock's. Returns stock's."""
+    stock: Callable[..., Awaitable[Any]] = worker.close
+    worker.close = close
+    return stock
+
+
+def drop_stream(worker: Worker) -> None:
+    """The stream ends, if it is open still."""
+    stream = worker.batched_stream
+    if stream is not None and stream.comm is not None:
+        stream.comm.abort()
+
+
 def on_message(worker: Worker, op: str, handler: Callable[..., None]) -> None:
     """A handler for one more message of the scheduler's stream."""
     worker.stream_handlers[op] = handler

@@ -30,6 +30,8 @@ PAUSE_SECONDS_MAX = 1.0
 QUESTION_SECONDS = 3.0
 #: How long registering may take.
 ATTEMPT_SECONDS = 10.0
+#: How long after a registration an answer to an earlier heartbeat may come.
+HEARTBEAT_SECONDS = 5.0
 #: How long a scheduler without taskdb must have been there until it is taken for the one that came back.
 WITHOUT_SECONDS = 10.0
 
@@ -51,13 +53,25 @@ class Survivor:
         #: Since when there is a scheduler without taskdb; 0 if there is none.
         self._without_since = 0.0
         self._stock_send = internals.replace_batched_send(worker, self._send)
+        self._stock_close = internals.replace_close(worker, self._close)
+        #: When it was registered last.
+        self._since = 0.0
         internals.replace_stream_handler(worker, self.serve)
         internals.at_registration(worker, NAME, lambda worker: Inventory().write())
         internals.on_message(worker, EPOCH, self._registered)
 
+    async def _close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
+        """A heartbeat may come to a new scheduler before this worker has noticed that the old one is gone: that is no reason to close."""
+        if reason == internals.UNKNOWN_TO_SCHEDULER and self.epoch:
+            if time.monotonic() - self._since > HEARTBEAT_SECONDS:
+                internals.drop_stream(self.worker)
+            return None
+        return await self._stock_close(*args, reason=reason, **kwargs)
+
     def _registered(self, epoch: int, store: str) -> None:
         """The scheduler keeps its tasks in taskdb. It says so on the stream of which it is true: an answer to a call may be another's."""
         self.epoch, self.store = epoch, store
+        self._since = time.monotonic()
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._held_back is not None:

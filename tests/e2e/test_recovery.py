@@ -296,6 +296,7 @@ def test_results_nobody_knows_are_let_go_of(tmp_path: Path) -> None:
     with Cluster(tmp_path, survive=True) as cluster, Client(cluster.address) as client:
         futures = client.map(f.inc, range(10))
         wait(futures, timeout=PATIENCE_SECONDS)
+        until(lambda: not len(client.taskdb.outbox), "the graph is acknowledged; else it would be said again")
         assert cluster.daemon is not None
         cluster.kill(cluster.scheduler)
         cluster.kill(cluster.daemon)

@@ -149,6 +149,7 @@ def test_the_cluster_outlives_its_scheduler(tmp_path: Path) -> None:
         ):
             ran_by = client.submit(os.getpid, pure=False)
             pid = ran_by.result(timeout=60)
+            client.run(os.getpid, nanny=True)  # answered once the nanny has started: before, it fails without a scheduler
             shown.running.popen.kill()
             shown.running.popen.wait()
             processes.ended(shown.running)

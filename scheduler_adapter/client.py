@@ -73,9 +73,6 @@ READS = {
     "worker_logs",
 }
 
-#: Calls that make the client want more: what it says it wants after a restart must not come behind them, as it replaces all.
-WANTS = {"scatter", "update_data"}
-
 
 class SchedulerLost(CommClosedError):
     """A call to the scheduler failed because the scheduler went away."""
@@ -108,9 +105,6 @@ class Survivor:
         #: Schedulers it has been connected to.
         self._lives = 1
         self._changed = asyncio.Event()
-        #: The scheduler has taken in what this client wants.
-        self._restated = asyncio.Event()
-        self._restated.set()
         #: Why no scheduler is waited for any more.
         self._ended = ""
 
@@ -124,7 +118,6 @@ class Survivor:
         self._stock_send = internals.replace_send(client, self._send)
         self._stock_reconnect = internals.replace_reconnect(client, self._reconnect)
         internals.on_message(client, "taskdb-acknowledged", self.outbox.acknowledged)
-        internals.on_message(client, "taskdb-restated", self._restated.set)
         internals.make_patient(client, self._patience)
         client.taskdb = self
 
@@ -144,7 +137,6 @@ class Survivor:
         self._ended = reason
         self.outbox.clear()
         self._changed.set()
-        self._restated.set()
 
     # --------------------------------------------------------------------------------------------------------- talking
 
@@ -222,7 +214,6 @@ class Survivor:
         keys |= self.outbox.submitted_keys()
         wanted = internals.still_wanted(client, keys)
         first, rest = self.outbox.again(wanted)
-        self._restated.clear()
         internals.say(client, *first, {"op": "taskdb-restate", "keys": wanted}, *rest)
         internals.say(client, *({"op": "subscribe-topic", "topic": topic, "client": client.id} for topic in internals.topics(client)))
         self.epoch, self.store = epoch, store
@@ -280,10 +271,8 @@ class Survivor:
 
     async def _back(self, call: Call) -> None:
         """Wait until there is a scheduler."""
-        told = call.op not in WANTS
-        while self.epoch and not (self._live and (told or self._restated.is_set())) and internals.is_open(self.client):
-            # If this scheduler dies before it has answered, the next one will.
-            await (self._restated if self._live else self._changed).wait()
+        while self.epoch and not self._live and internals.is_open(self.client):
+            await self._changed.wait()
         if self._ended and not self._live:
             raise SchedulerLost(f"{call.op!r} was not asked for: {self._ended}")
 

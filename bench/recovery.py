@@ -11,19 +11,17 @@ import asyncio
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgpack
-from distributed.comm import connect
-from distributed.versions import get_versions
+from distributed.comm import connect, listen
 
-from bench.zero_worker import MEMORY_LIMIT_BYTES, _metrics, _serve_peer
+from bench.zero_worker import registration, serve_peer
 from scheduler_adapter.local.processes import Processes, await_port, free_port
 from taskdb import commands as c
 from taskdb.engine.engine import Engine
+from taskdb.engine.queries import status
 from taskdb.model import Level, TaskFlag
 from taskdb.store.lmdb_store import LmdbStore
 
@@ -59,8 +57,6 @@ def make_store(folder: Path, tasks: int) -> int:
         engine.lease(txn, LEASED, LEASED)
         txn.commit()
         with store.read() as read:
-            from taskdb.engine.queries import status
-
             states = status(read).states
         return sum(count for state, count in states.items() if state.upper() in ("WAITING", "QUEUED", "PROCESSING"))
     finally:
@@ -96,38 +92,15 @@ def _runs(pairs: int) -> Iterator[c.AddTasks]:
 
 async def _first(address: str, task: bool) -> float:
     """Register with the scheduler as soon as it is there. The time at which it answers or, if `task`, hands out a task."""
-    from distributed.comm import listen
-
-    listener = await listen("tcp://127.0.0.1:0", _serve_peer, deserialize=False)
+    listener = await listen("tcp://127.0.0.1:0", serve_peer, deserialize=False)
     while True:
         try:
             stream = await connect(address, deserialize=False, timeout=1)
             break
         except OSError:
             await asyncio.sleep(0.01)
-    now = time.time()
-    registration: dict[str, Any] = {
-        "op": "register-worker",
-        "reply": False,
-        "address": listener.contact_address,
-        "status": "running",
-        "server_id": uuid.uuid4().hex,
-        "name": "first",
-        "nthreads": 4,
-        "memory_limit": MEMORY_LIMIT_BYTES,
-        "resources": {},
-        "services": {},
-        "local_directory": "/nonexistent",
-        "nanny": None,
-        "pid": os.getpid(),
-        "versions": get_versions(),
-        "metrics": _metrics(),
-        "extra": {},
-        "now": now,
-        "stimulus_id": "bench",
-    }
     try:
-        await stream.write(registration, serializers=["msgpack"])
+        await stream.write(registration(listener.contact_address, "first", 4), serializers=["msgpack"])
         await stream.read()
         while task:
             if any(message.get("op") == "compute-task" for message in await stream.read()):

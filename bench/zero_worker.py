@@ -96,7 +96,7 @@ def answers(messages: Iterable[dict[str, Any]], nbytes: int, now: float) -> tupl
     return replies, False
 
 
-async def _serve_peer(comm: Comm) -> None:
+async def serve_peer(comm: Comm) -> None:
     """Answer whoever calls (a client's gather, a broadcast): nothing is served, nobody waits for ever."""
     with contextlib.suppress(CommClosedError, OSError):
         while True:
@@ -130,35 +130,37 @@ async def _beat(scheduler: str, address: str, interval_s: float) -> None:
         comm.abort()
 
 
+def registration(address: str, name: str, nthreads: int) -> dict[str, Any]:
+    """The message with which a worker comes to its scheduler."""
+    now = time.time()
+    return {
+        "op": "register-worker",
+        "reply": False,
+        "address": address,
+        "status": "running",
+        "server_id": f"zero-worker-{uuid.uuid4().hex}",
+        "name": name,
+        "nthreads": nthreads,
+        "memory_limit": MEMORY_LIMIT_BYTES,
+        "resources": {},
+        "services": {},
+        "local_directory": "/nonexistent",
+        "nanny": None,
+        "pid": os.getpid(),
+        "versions": get_versions(),
+        "metrics": _metrics(),
+        "extra": {},
+        "now": now,
+        "stimulus_id": f"worker-connect-{now}",
+    }
+
+
 async def run(scheduler: str, name: str, nthreads: int, nbytes: int) -> None:
     """Register with the scheduler and answer it until it goes."""
-    listener = await listen("tcp://127.0.0.1:0", _serve_peer, deserialize=False)
+    listener = await listen("tcp://127.0.0.1:0", serve_peer, deserialize=False)
     address = listener.contact_address
     stream = await connect(scheduler, deserialize=False)
-    now = time.time()
-    await stream.write(
-        {
-            "op": "register-worker",
-            "reply": False,
-            "address": address,
-            "status": "running",
-            "server_id": f"zero-worker-{uuid.uuid4().hex}",
-            "name": name,
-            "nthreads": nthreads,
-            "memory_limit": MEMORY_LIMIT_BYTES,
-            "resources": {},
-            "services": {},
-            "local_directory": "/nonexistent",
-            "nanny": None,
-            "pid": os.getpid(),
-            "versions": get_versions(),
-            "metrics": _metrics(),
-            "extra": {},
-            "now": now,
-            "stimulus_id": f"worker-connect-{now}",
-        },
-        serializers=["msgpack"],
-    )
+    await stream.write(registration(address, name, nthreads), serializers=["msgpack"])
     welcome = await stream.read()
     if welcome.get("status") != "OK":
         raise RuntimeError(f"the scheduler refused the worker: {welcome}")

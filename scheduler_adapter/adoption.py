@@ -7,7 +7,8 @@ from distributed.scheduler import Scheduler, WorkerState
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter import dask_recovery
 from scheduler_adapter.keys import unpack_key
-from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.pager import Pager
 from scheduler_adapter.window import Resident
 from taskdb.commands import Lease
 from taskdb.model import Level, TaskFlag

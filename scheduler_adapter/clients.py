@@ -18,7 +18,8 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.inbox import Inbox, Message
 from scheduler_adapter.keys import pack_keys, unpack_key
-from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.submissions import Submitter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,17 @@ class AdapterConfig:
             workers_return_seconds=read("workers-return", _seconds, 'a number of seconds, or a text like "30s"', 0),
             clients_return_seconds=read("clients-return", _seconds, 'a number of seconds, or a text like "1m"', 0),
         )
+
+
+def address_in(scheduler_file: str | None) -> str | None:
+    """The address in the file of `dask scheduler --scheduler-file`; None if there is none (yet)."""
+    if not scheduler_file:
+        return None
+    try:
+        address: str = json.loads(Path(scheduler_file).read_text())["address"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return address
 
 
 def scheduler_return_seconds() -> float:

@@ -6,15 +6,15 @@ Each docstring names what it relies on. All of it was read in 2026.8.0 and is pi
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
 from distributed import Client, Future
 from distributed.comm import Comm
 from distributed.core import CommClosedError, PooledRPCCall, Status, send_recv
+
+from scheduler_adapter.config import address_in
 
 Message = dict[str, Any]
 
@@ -202,10 +202,7 @@ def move_to(client: Client, address: str) -> None:
 
 def address_now(client: Client, scheduler_file: str | None) -> str:
     """Where the scheduler is to be looked for: the file the client was made from may say another address by now."""
-    with suppress(OSError, ValueError, KeyError, TypeError), open(client.scheduler_file or scheduler_file or "") as f:
-        address: str = json.load(f)["address"]
-        return address
-    return str(client.scheduler.address)
+    return address_in(client.scheduler_file or scheduler_file) or str(client.scheduler.address)
 
 
 def has_closed_cluster(client: Client) -> bool:

@@ -21,10 +21,7 @@ def new_in_memory(
 ) -> TaskState:
     """A finished task that a worker holds, as `Scheduler.update_data` makes one."""
     ts = scheduler.new_task(key, spec, "memory", computation=computation)
-    ts.type = type_name or None
-    if nbytes >= 0:
-        ts.set_nbytes(nbytes)
-    scheduler.add_replica(ts, ws)
+    _set_result(scheduler, ts, ws, nbytes, type_name)
     return ts
 
 
@@ -33,6 +30,10 @@ def into_memory(scheduler: Scheduler, ts: TaskState, ws: WorkerState, nbytes: in
     if ts.state == "erred":
         scheduler.transitions({ts.key: "released"}, "taskdb-adopt")
     ts.state = "memory"
+    _set_result(scheduler, ts, ws, nbytes, type_name)
+
+
+def _set_result(scheduler: Scheduler, ts: TaskState, ws: WorkerState, nbytes: int, type_name: str) -> None:
     ts.type = type_name or None
     if nbytes >= 0:
         ts.set_nbytes(nbytes)

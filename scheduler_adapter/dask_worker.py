@@ -6,7 +6,6 @@ Each docstring names what it relies on. All of it was read in 2026.8.0 and is pi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from time import time
@@ -124,16 +123,6 @@ def move_to(worker: Worker, address: str) -> None:
     """The scheduler has another address now (`Worker.scheduler` is the pooled rpc)."""
     if worker.scheduler.address != address:
         worker.scheduler = worker.rpc(address)
-
-
-def address_in(path: str) -> str | None:
-    """The address in a scheduler file; None if there is none yet."""
-    try:
-        with open(path) as f:
-            address: str = json.load(f)["address"]
-            return address
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _drop_span_metrics(worker: Worker) -> None:

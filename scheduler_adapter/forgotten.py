@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key
+from scheduler_adapter.outbox import FIRE_AND_FORGET
 from taskdb.commands import Unwant
 
 if TYPE_CHECKING:
     from scheduler_adapter.pager import Pager
     from scheduler_adapter.window import Resident
-
-#: Stock's pseudo client for tasks that nobody waits for. Stock ends its wants itself once a task is done.
-FIRE_AND_FORGET = "fire-and-forget"
-#: How often it is looked whether something is on disk.
-ON_DISK_SECONDS = 0.01
 
 
 class Forgotten:
@@ -71,9 +67,8 @@ class Forgotten:
 
     async def _let_go(self) -> None:
         pager = self._pager
-        while self._later and (session := pager.session) is not None:
-            await asyncio.sleep(ON_DISK_SECONDS)
+        while self._later and (durable := await pager.on_disk(self._later[0][0])):
             ready = []
-            while self._later and self._later[0][0] <= session.durable_seq:
+            while self._later and self._later[0][0] <= durable:
                 ready.append(self._later.popleft()[1])
             pager.residency.release(ready)

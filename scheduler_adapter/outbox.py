@@ -12,7 +12,7 @@ from typing import Any
 
 Words = dict[str, Any]
 
-#: Stock's pseudo client for tasks that nobody waits for.
+#: Stock's pseudo client for tasks that nobody waits for. Stock ends its wants itself once a task is done.
 FIRE_AND_FORGET = "fire-and-forget"
 _NUMBERED = {"update-graph", "cancel-keys", "variable_delete", "queue_release", "queue-future-release"}
 #: Of no use to another scheduler: a client that comes back says what it wants and what it listens to, and hears what became of it.

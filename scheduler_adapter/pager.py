@@ -19,9 +19,9 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.errors_payload import read_error, write_error
-from scheduler_adapter.forgotten import FIRE_AND_FORGET as FIRE_AND_FORGET
 from scheduler_adapter.forgotten import Forgotten
 from scheduler_adapter.keys import pack_keys, unpack_key
+from scheduler_adapter.outbox import FIRE_AND_FORGET
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
@@ -50,6 +50,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
+#: How often it is looked whether something is on disk.
+ON_DISK_SECONDS = 0.005
 #: How long, at most, work that may have been done already waits for workers that may have done it.
 WORKERS_BACK_SECONDS_MAX = 5.0
 
@@ -260,7 +262,13 @@ class Pager(SchedulerPlugin):
         await self.answered()
         seq = self.session.last_seq if self.session is not None else 0
         while self.session is not None and self.session.durable_seq < seq and self.session.connected:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(ON_DISK_SECONDS)
+
+    async def on_disk(self, seq: int) -> int:
+        """Return once the batch of this number is on disk, however often the link is lost: the last that is. 0: the scheduler closes."""
+        while self.session is not None and self.session.durable_seq < seq:
+            await asyncio.sleep(ON_DISK_SECONDS)
+        return 0 if self.session is None else self.session.durable_seq
 
     async def want(self, client: str, keys: Iterable[Any]) -> list[WantState]:
         """Want keys and hear what they are, as the database sees them after everything sent so far."""

@@ -23,7 +23,8 @@ from scheduler_adapter.adoption import Adoption
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.inventory import EPOCH, NAME, Inventory
 from scheduler_adapter.keys import unpack_key
-from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import numbered_clients
 from scheduler_adapter.unclaimed import Brought
@@ -103,7 +104,7 @@ class Recovery(SchedulerPlugin):
         #: Clients that want something and have not come back.
         self.absent = {name for name in restored.clients if not name.startswith(_NOT_CLIENTS)}
         #: Those of them that will say at once what they still want: what was held for them alone may not have to be computed again.
-        self.coming = self.absent & numbered_clients(restored.kept)
+        self.coming = self.absent & numbered_clients(restored.kept).keys()
         self._orphans = restored.orphans
         self._leases_lost = restored.leases_lost
         self._ended = asyncio.Event()

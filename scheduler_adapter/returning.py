@@ -33,13 +33,13 @@ CLIENTS = b"clients\0"
 _NUMBER_BYTES = 8
 #: Keys of one Want.
 WANT_KEYS = 100_000
-#: How often it is looked whether what was said is on disk.
-ON_DISK_SECONDS = 0.01
+#: How often it is looked whether what a client said has been taken in.
+TAKEN_IN_SECONDS = 0.01
 
 
-def numbered_clients(kept: dict[bytes, bytes]) -> set[str]:
-    """Names of the clients that come back."""
-    return {name.removeprefix(CLIENTS).decode() for name in kept if name.startswith(CLIENTS)}
+def numbered_clients(kept: dict[bytes, bytes]) -> dict[str, int]:
+    """The clients that come back, and the number of the last message of each that took effect."""
+    return {name.removeprefix(CLIENTS).decode(): int.from_bytes(value) for name, value in kept.items() if name.startswith(CLIENTS)}
 
 
 class Returning:
@@ -70,9 +70,7 @@ class Returning:
         #: Those whose stream broke, until they say what they want now.
         self._away: dict[str, asyncio.TimerHandle] = {}
         #: Last number of each client that has taken effect, here or in the scheduler before.
-        self._received = {
-            name.removeprefix(CLIENTS).decode(): int.from_bytes(value) for name, value in kept.items() if name.startswith(CLIENTS)
-        }
+        self._received = numbered_clients(kept)
         #: Submissions that the scheduler before took in.
         self._sealed = {graph.submission for graph in graphs}
         #: What is still to be acknowledged: number of the batch, client, number.
@@ -113,7 +111,7 @@ class Returning:
                 earlier.append(cs)
         # What it said on an earlier stream takes effect first, or it would be said again.
         while self.busy(client) or any(waiting == client for _, waiting, _ in self._unacknowledged):
-            await asyncio.sleep(ON_DISK_SECONDS)
+            await asyncio.sleep(TAKEN_IN_SECONDS)
         return self._answer(self._received.get(client, 0))
 
     # ----------------------------------------------------------------------------------------------------- submissions
@@ -149,14 +147,13 @@ class Returning:
 
     async def _acknowledge(self) -> None:
         waiting = self._unacknowledged
-        while waiting and (session := self.pager.session) is not None:
+        while waiting and (durable := await self.pager.on_disk(waiting[0][0])):
             told: dict[str, int] = {}
-            while waiting and waiting[0][0] <= session.durable_seq:
+            while waiting and waiting[0][0] <= durable:
                 _, client, number = waiting.popleft()
                 told[client] = number
             for client, number in told.items():
                 self.scheduler.client_send(client, {"op": "taskdb-acknowledged", "number": number})
-            await asyncio.sleep(ON_DISK_SECONDS)
         self._acknowledging = None
 
     def forget(self, client: str) -> None:
@@ -248,4 +245,3 @@ class Returning:
         pager.send(drop, *wants, urgent=True)
         if unknown := [key for key in strange if key not in scheduler.tasks]:
             pager.tell_unknown(client, unknown)
-        scheduler.client_send(client, {"op": "taskdb-restated"})

@@ -13,7 +13,8 @@ from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import unpack_key
-from scheduler_adapter.pager import FIRE_AND_FORGET, Pager
+from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.specs import looked_into
 from scheduler_adapter.window import Resident

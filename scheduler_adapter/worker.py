@@ -16,7 +16,7 @@ from distributed.comm import Comm
 from distributed.worker import Worker
 
 from scheduler_adapter import dask_worker as internals
-from scheduler_adapter.config import scheduler_return_seconds
+from scheduler_adapter.config import address_in, scheduler_return_seconds
 from scheduler_adapter.inventory import EPOCH, NAME, Inventory
 from scheduler_adapter.keys import pack_key
 from taskdb.errors import LimitExceeded
@@ -127,8 +127,7 @@ class Survivor:
     async def _return(self) -> Comm:
         """Register with the scheduler that is there now. Raises OSError, TimeoutError, Refused."""
         worker = self.worker
-        path = dask.config.get("taskdb.scheduler-file")
-        if path and (address := internals.address_in(path)):
+        if address := address_in(dask.config.get("taskdb.scheduler-file")):
             internals.move_to(worker, address)
         before = self.epoch
         async with asyncio.timeout(QUESTION_SECONDS):

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from taskdb import limits
 from taskdb.cli import exits
 from taskdb.cli.output import print_json, show_bytes
 from taskdb.cli.progress import Progress
-from taskdb.cli.serve import Size
+from taskdb.cli.serve import store_bytes_max_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -110,13 +109,7 @@ def _print_copy(source: Path, target: Path, size: int, output: str) -> None:
 @_command(_WRITES)
 @_data
 @click.option("--dry-run", is_flag=True, help="Only say it, and write nothing. (The daemon must be ended all the same.)")
-@click.option(
-    "--store-bytes-max",
-    type=Size(),
-    default=limits.STORE_BYTES_MAX,
-    show_default="64GiB",
-    help="The store may not grow beyond this.",
-)
+@store_bytes_max_option
 @_output
 def recover(data: Path, dry_run: bool, store_bytes_max: int, output: str) -> None:
     """Put right a store whose cluster is gone.

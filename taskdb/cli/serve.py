@@ -34,6 +34,16 @@ class Size(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2]])
 
 
+#: The option of every command that writes to a store.
+store_bytes_max_option = click.option(
+    "--store-bytes-max",
+    type=Size(),
+    default=limits.STORE_BYTES_MAX,
+    show_default="64GiB",
+    help="The store may not grow beyond this.",
+)
+
+
 class Listen(click.ParamType[str]):
     """HOST:PORT or unix:PATH."""
 
@@ -74,13 +84,7 @@ class Listen(click.ParamType[str]):
     show_default=True,
     help="fsync: on disk before it is acknowledged. os: left to the page cache, and a power cut may corrupt the store.",
 )
-@click.option(
-    "--store-bytes-max",
-    type=Size(),
-    default=limits.STORE_BYTES_MAX,
-    show_default="64GiB",
-    help="The store may not grow beyond this.",
-)
+@store_bytes_max_option
 @click.option(
     "--commit-interval-ms",
     type=click.IntRange(1, 10_000),

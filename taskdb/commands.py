@@ -68,6 +68,32 @@ class AddTasks:
 
 
 @dataclass(frozen=True, slots=True)
+class AddRule:
+    """Tasks of an open submission, as a rule: they are made as they are needed, once the submission is sealed.
+
+    Only outputs exist from now on: tasks that somebody wants, or that tasks of the submission outside the rule depend on. They take the
+    next indices of the submission. Answered like AddTasks. A key of the rule that is known when its turn comes keeps its task.
+    """
+
+    submission: str
+    #: Index in the submission of the first output; must equal the number of tasks added so far.
+    first_index: int
+    #: `taskdb.rules.Rule.write()`.
+    rule: bytes
+    #: A group a layer.
+    new_groups: Sequence[str]
+    #: As in AddTasks. Layers name them by number.
+    new_shared: Sequence[bytes]
+    #: The outputs, each once, in an order in which dependencies come first.
+    layers: Sequence[int]
+    elements: Sequence[int]
+    #: TaskFlag.WANTED or 0.
+    flags: Sequence[int]
+    #: Tasks of the submission outside the rule that depend on each.
+    dependent_counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class SealGraph:
     """The submission is complete."""
 
@@ -217,6 +243,7 @@ class Credit:
 Command = (
     BeginGraph
     | AddTasks
+    | AddRule
     | SealGraph
     | AbortGraph
     | Want

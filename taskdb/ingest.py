@@ -47,6 +47,8 @@ class Ingest:
         self._call: Any = None
         self._ahead = 0
         self._tasks = 0
+        #: Of the last answer.
+        self._known: list[int] = []
         self._submission = ""
 
     def __enter__(self) -> Self:
@@ -78,6 +80,16 @@ class Ingest:
         self._settle(INGEST_RUNS_AHEAD - 1)
         self._write(pb.IngestRequest(epoch=self.epoch, add_tasks=message), command)
 
+    def add_rule(self, command: c.AddRule) -> list[int]:
+        """Send a rule, and wait for the answer: positions of outputs that were known before. Raises LimitExceeded, StoreFull, …"""
+        message = convert.add_rule_to_proto(command)
+        if message.ByteSize() + 64 > limits.MESSAGE_BYTES_MAX:
+            raise LimitExceeded(f"a rule is over {limits.MESSAGE_BYTES_MAX} bytes")
+        self._settle(0)
+        self._write(pb.IngestRequest(epoch=self.epoch, add_rule=message))
+        self._settle(0)
+        return self._known
+
     def settle(self) -> None:
         """Wait until all runs sent so far are answered. Raises what any was refused with."""
         self._settle(0)
@@ -106,6 +118,7 @@ class Ingest:
                 raise Unavailable(f"{self.address}: the daemon ended the stream") from None
             self._ahead -= 1
             self._tasks = reply.tasks
+            self._known = list(reply.known)
             run = self._unanswered.popleft()
             if run is not None and not reply.missing and self._on_added is not None:
                 self._on_added(run, list(reply.known))

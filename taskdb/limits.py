@@ -46,6 +46,22 @@ LEASE_PARKED_MAX = 1_000
 #: Decoded task records one transaction keeps in memory (about 300 bytes each).
 CACHE_TASKS_MAX = 200_000
 
+#: Layers and axes of a rule: its order is found by looking at all of them.
+RULE_LAYERS_MAX = 512
+RULE_AXES_MAX = 32
+#: Product of the sizes of a rule's axes: a position in its loop stays a machine integer.
+RULE_POSITIONS_MAX = 2**62
+#: Dependencies of one task of a rule: making it takes some 5 µs for each, in one go.
+RULE_DEPS_MAX = 10_000
+#: Tasks of a rule that exist from the start, because somebody wants them or depends on them.
+RULE_OUTPUTS_MAX = 100_000
+#: Rules kept decoded.
+RULES_CACHE_MAX = 64
+#: Queued tasks of a graph below which more of its rule is made: more than a scheduler asks for at a time.
+GROW_QUEUED = 1_024
+#: Tasks of a rule made in one step: some 10 ms.
+GROW_TASKS = 64
+
 #: Milliseconds a commit may be put off to gather more commands: what a power cut may lose, and the cost of fsync shared.
 COMMIT_INTERVAL_MS = 50
 #: Commands after which a commit is made at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from taskdb.engine.endings import abort_some, end_some, unexpect_some
+from taskdb.engine.growth import end_growth
 from taskdb.engine.reports import fail_dependents, retry_task, revive_dependents
 from taskdb.engine.transitions import RELEASED, activate, forget, linked, needed, put_back, release_unneeded
 from taskdb.engine.wants import cancel_task, drop_some
@@ -26,6 +27,9 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
     """One item, up to `items_max` pieces of it. Returns the pieces done."""
     if kind == Todo.DROP:
         return drop_some(work, a, items_max)
+    if kind == Todo.GROWN:
+        end_growth(work, a)
+        return 1
     if kind == Todo.UNEXPECT:
         return unexpect_some(work, a, cursor, items_max)
     if kind == Todo.ABORT:

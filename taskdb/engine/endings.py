@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskdb.engine.refs import find_index
+from taskdb.engine.refs import next_run
 from taskdb.engine.transitions import recheck
 from taskdb.engine.wants import client_of, remove_name, remove_want
 from taskdb.engine.work import Todo, Work
@@ -17,10 +17,11 @@ def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tupl
     ids: list[int] = []
     index = cursor
     while len(ids) < items_max:
-        run = find_index(work.txn, graph_id, index)
+        run = next_run(work.txn, graph_id, index)
         if run is None:
             return ids, None
         first, last, first_id = run
+        index = max(index, first)
         stop = min(last + 1, index + items_max - len(ids))
         if first_id:
             ids.extend(range(first_id + index - first, first_id + stop - first))
@@ -107,6 +108,7 @@ def end_some(work: Work, graph_id: int, items_max: int) -> int:
             removed += 1
         _delete(work, table, keys, removed)
     work.drop_groups(graph_id)
+    work.txn.delete(Table.RULES, U64.pack(graph_id))
     # An aborted one has lost its name already; taking it out again does no harm.
     remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph_id)
     work.remove_graph(graph)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from taskdb import commands as c
 from taskdb.commands import Lease, Result
-from taskdb.engine import ingest, recovery, reports, wants
+from taskdb.engine import growth, ingest, recovery, reports, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
 from taskdb.engine.refs import find_graph
@@ -26,7 +26,7 @@ from taskdb.limits import (
     STEP_ITEMS_PER_COMMAND_ITEM,
 )
 from taskdb.store.base import ReadTxn, WriteTxn
-from taskdb.store.codec import GraphStatus, decode_graph
+from taskdb.store.codec import GraphStatus, StoredRule, decode_graph
 from taskdb.store.schema import TODO_KEY, U64, Meta, Table, meta_key
 
 #: (position of the command, its submission or "", kind, message)
@@ -40,10 +40,11 @@ class Engine:
         self._free_bytes = free_bytes
         #: The last call's records, of use to the next one if it is in the same transaction; None after an error.
         self._former: Work | None = None
+        self._rules: dict[tuple[int, str], StoredRule] = {}
 
     def _work(self, txn: WriteTxn, epoch: int) -> Work:
         former, self._former = self._former, None
-        return Work(txn, epoch, former if former is not None and former.txn is txn else None)
+        return Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
 
     def _done(self, work: Work) -> Result:
         result = work.flush()
@@ -146,6 +147,8 @@ class Engine:
                     # IMPORTANT: a key that was let go of and comes again is a new task, with a spec of its own.
                     drain(work, STEP_ITEMS_BEFORE_ADD)
                 ingest.add_tasks(work, command, self._free_bytes)
+            case c.AddRule():
+                growth.add_rule(work, command, self._free_bytes)
             case c.BeginGraph():
                 ingest.begin(work, command)
             case c.SealGraph():
@@ -202,6 +205,22 @@ class Engine:
         result = self._done(work)
         return result, txn.count(Table.TODO) > 0
 
+    def may_grow(self, txn: ReadTxn) -> bool:
+        """Whether there is a rule of which more is to be made now."""
+        return txn.count(Table.GROWTH) > 0 and growth.hungry(txn)
+
+    def grow(self, txn: WriteTxn) -> tuple[Result, bool]:
+        """Make some tasks of a rule, if one of its submission's tasks may soon be asked for. True if there is more to make now.
+
+        Raises NoRoom (nothing was made, and the transaction goes on), StoreFull, StoreError.
+        """
+        if not txn.count(Table.GROWTH):
+            return Result(), False
+        work = self._work(txn, current_epoch(txn))
+        more = growth.grow_some(work, self._free_bytes)
+        work.report_forgotten()
+        return self._done(work), more
+
     def resync(self, txn: WriteTxn, epoch: int, held_ids: Sequence[int]) -> Result:
         """After a broken link: the scheduler holds just these. Say again what it may have missed. Raises StaleEpoch.
 
@@ -212,7 +231,7 @@ class Engine:
         work = self._work(txn, epoch)
         held = set(held_ids)
         for task_id in held_ids:
-            task = work.task(task_id)
+            task = work.task(task_id) or growth.made(work, task_id)
             if task is None:
                 work.result.release.append(task_id)
             elif task.state in (PROCESSING, ERRED):

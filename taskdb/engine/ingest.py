@@ -11,20 +11,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from taskdb.commands import Added, AddTasks, BeginGraph, Erred
+from taskdb.commands import Added, AddTasks, BeginGraph
 from taskdb.engine.again import answer_again, ids_told
+from taskdb.engine.newcomers import link, meet, new_task, place, protector, tell_one
 from taskdb.engine.refs import find_graph, find_index, find_key
 from taskdb.engine.transitions import (
     ERRED,
-    MEMORY,
-    PROCESSING,
-    QUEUED,
-    RELEASED,
-    WAITING,
-    cause_of,
-    fail_blamed,
-    hold,
-    needed,
     recheck,
 )
 from taskdb.engine.wants import add_name, add_want, check_client, client_of, drop_client, intern_client, remove_name
@@ -42,7 +34,7 @@ from taskdb.limits import (
     TASK_BYTES_ESTIMATE,
 )
 from taskdb.model import GraphFlag, TaskFlag
-from taskdb.store.codec import NO_GROUP, GraphRecord, GraphStatus, TaskRecord, encode_ids, encode_rank
+from taskdb.store.codec import NO_GROUP, GraphRecord, GraphStatus, encode_rank
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, digest
 
 T = TypeVar("T")
@@ -108,6 +100,18 @@ def seal(work: Work, submission: str) -> None:
     graph = named_graph(work, submission)
     if graph.status != GraphStatus.OPEN:
         return
+    growth = work.growth(graph.id)
+    if growth is not None:
+        graph.status = GraphStatus.GROWING
+        graph.dirty = True
+        if not growth.ungrown:
+            work.push(Todo.GROWN, graph.id)
+    else:
+        complete(work, graph)
+
+
+def complete(work: Work, graph: GraphRecord) -> None:
+    """No more of its tasks will come."""
     graph.status = GraphStatus.SEALED
     graph.dirty = True
     _drop_protection(work, graph)
@@ -130,12 +134,14 @@ def abort_graph(work: Work, graph: GraphRecord) -> None:
     remove_name(work.txn, Table.GRAPH_NAMES, graph.submission.encode(), graph.id)
     graph.status = GraphStatus.ABORTED
     graph.dirty = True
+    if work.growth(graph.id) is not None:
+        work.push(Todo.GROWN, graph.id)
     _drop_protection(work, graph)
     work.push(Todo.ABORT, graph.id)
 
 
 def _drop_protection(work: Work, graph: GraphRecord) -> None:
-    client = client_of(work, _protector(graph), internal=True)
+    client = client_of(work, protector(graph), internal=True)
     if client is not None:
         drop_client(work, client)
 
@@ -288,7 +294,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         abort_graph(work, graph)
         return
     first_index = command.first_index
-    _add_names(work, graph, command)
+    add_names(work, graph, command.new_groups, command.new_shared)
     default_group = 0 if graph.groups else NO_GROUP
     told = ids_told(work, command.keys, told_ids, ids_before) if told_ids else 0
     next_id = first_new = told or work.next(Meta.NEXT_TASK, count)
@@ -317,49 +323,29 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         if task is not None:
             ids.append(task.id)
             known_at.append(i)
-            _meet(work, graph, task, flag, own_deps, expected[i])
+            meet(work, graph, task, flag, own_deps, expected[i])
             if flag & _WANTED:
                 add_want(work, intern_client(work, graph.client), task, graph.id)
             recheck(work, task)
             if task.state == ERRED and flag & _WANTED:
                 tell_one(work, task, graph.client)
             continue
-        task = TaskRecord()
-        task_id = task.id = next_id
+        ids.append(next_id)
+        group = groups[i] if groups else default_group
+        rank = encode_rank(users[i], generation, orders[i] if orders else float(first_index + i))
+        task = new_task(work, graph, next_id, key, key_digest, others, flag & _STORED_FLAGS, expected[i], group, annotations[i], rank)
         next_id += 1
-        ids.append(task_id)
-        task.state = RELEASED
-        task.flags = flag & _STORED_FLAGS
-        task.suspicious = 0
-        task.retries = -1
-        task.waiting_on = task.blocked_on = task.need = task.links = task.wants = 0
-        task.expected = expected[i]
-        task.nbytes = -1
-        task.graph = graph.id
-        task.group = groups[i] if groups else default_group
-        task.annotation = annotations[i]
-        task.rank = encode_rank(users[i], generation, orders[i] if orders else float(first_index + i))
-        task.deps = ()
-        task.dirty = True
-        task.stored_queue = 0
-        task.stored_held = task.reclaim = False
-        work.add_task(task)
-        id_key = pack(task_id)
-        put(Table.NAMES, id_key, key)
-        put(Table.KEYS, key_digest, id_key if others is None else others + id_key)
         if specs[i]:
-            put(Table.SPECS, id_key, specs[i])
-        graph.expected += expected[i]
+            put(Table.SPECS, pack(task.id), specs[i])
         if own_deps:
-            _link(work, graph, task, own_deps, id_key)
+            link(work, graph, task, own_deps)
         if flag & _WANTED:
             add_want(work, intern_client(work, graph.client), task, graph.id)
-        _place(work, graph, task, bool(flag & _HELD))
-        work.count_group(graph.id, task.group, 1)
+        place(work, graph, task, bool(flag & _HELD))
     work.flush_dependents()
     graph.added += count
     graph.dirty = True
-    _add_runs(work, graph, first_index, ids)
+    add_runs(work, graph, first_index, ids)
     if not told and next_id < first_new + count:
         # Give back the numbers that known keys did not use. Nobody has seen them.
         put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
@@ -375,101 +361,16 @@ def check_room(free_bytes: int, size: int, what: str) -> None:
         )
 
 
-def _add_names(work: Work, graph: GraphRecord, command: AddTasks) -> None:
-    for name in command.new_groups:
+def add_names(work: Work, graph: GraphRecord, new_groups: Sequence[str], new_shared: Sequence[bytes]) -> None:
+    for name in new_groups:
         work.add_group(graph.id, graph.groups, name)
         graph.groups += 1
-    for blob in command.new_shared:
+    for blob in new_shared:
         graph.annotations += 1
         work.txn.put(Table.BLOBS, GRAPH_PART.pack(graph.id, graph.annotations), blob)
 
 
-def _meet(work: Work, graph: GraphRecord, task: TaskRecord, flag: int, own_deps: Sequence[int], expected: int) -> None:
-    """A key that is there already: it keeps its links; those this submission names will not come."""
-    for dep_id in own_deps:
-        dep = work.task(dep_id)
-        if dep is not None and dep.graph == graph.id and dep.expected:
-            dep.expected -= 1
-            dep.dirty = True
-            graph.expected -= 1
-            recheck(work, dep)
-    if task.graph != graph.id:
-        protector = intern_client(work, _protector(graph), internal=True)
-        add_want(work, protector, task)
-    elif expected:
-        # A key that comes twice in one submission: dependents may name either index.
-        task.expected += expected
-        task.dirty = True
-        graph.expected += expected
-    if flag & _HELD and (task.state != MEMORY or work.is_orphan(task)):
-        work.flush_dependents()
-        hold(work, task)
-
-
-def tell_one(work: Work, task: TaskRecord, client: str) -> None:
-    """Tell one client that a task it has just begun to want is ERRED."""
-    cause, payload = cause_of(work, task.id)
-    work.result.erred.append(Erred(client, work.key(task.id), cause, payload))
-
-
-def _link(work: Work, graph: GraphRecord, task: TaskRecord, own_deps: Sequence[int], id_key: bytes) -> None:
-    """Edges of a new task, both ways. Missing dependencies (id 0) are left out."""
-    deps = tuple(own_deps) if 0 not in own_deps else tuple(dep for dep in own_deps if dep)
-    if not deps:
-        return
-    task.deps = deps
-    work.txn.put(Table.EDGES, id_key, encode_ids(deps))
-    new_dependents = work.new_dependents
-    for dep_id in deps:
-        dep = work.known_task(dep_id)
-        dep.links += 1
-        dep.dirty = True
-        if dep.expected and dep.graph == graph.id:
-            dep.expected -= 1
-            graph.expected -= 1
-        dependents = new_dependents.get(dep_id)
-        if dependents is None:
-            new_dependents[dep_id] = [task.id]
-        else:
-            dependents.append(task.id)
-
-
-def _place(work: Work, graph: GraphRecord, task: TaskRecord, held: bool) -> None:
-    """The first state of a new task, which counts nowhere yet."""
-    waiting_on = blocked_on = erred = 0
-    active = held or needed(task)
-    assert task.deps is not None
-    if active:
-        for dep_id in task.deps:
-            state = work.known_task(dep_id).state
-            if state != MEMORY:
-                waiting_on += 1
-                if state != PROCESSING:
-                    blocked_on += 1
-                    if state == ERRED and not erred:
-                        erred = dep_id
-    if erred and not held:
-        active = False
-    for dep_id in task.deps:
-        dep = work.known_task(dep_id)
-        if active:
-            dep.need += 1
-            if dep.state == RELEASED:
-                work.push(Todo.UP, dep_id)
-        elif not needed(dep):
-            work.push(Todo.DOWN, dep_id)
-    if active:
-        task.waiting_on = waiting_on
-        task.blocked_on = blocked_on
-        task.state = PROCESSING if held else WAITING if blocked_on else QUEUED
-    graph.counts[task.state - 1] += 1
-    if erred and not held:
-        fail_blamed(work, task, erred)
-    if not task.wants and not task.expected:
-        work.push(Todo.DOWN, task.id)
-
-
-def _add_runs(work: Work, graph: GraphRecord, first_index: int, ids: Sequence[int]) -> None:
+def add_runs(work: Work, graph: GraphRecord, first_index: int, ids: Sequence[int]) -> None:
     """One record for each stretch of indices whose ids follow each other."""
     start = 0
     for end in range(1, len(ids) + 1):

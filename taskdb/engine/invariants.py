@@ -15,6 +15,8 @@ from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
     NO_GROUP,
     PARKED,
+    RULED,
+    UNGROWN,
     ClientRecord,
     GraphRecord,
     GraphStatus,
@@ -23,11 +25,13 @@ from taskdb.store.codec import (
     decode_error,
     decode_graph,
     decode_group,
+    decode_growth,
     decode_ids,
+    decode_rule,
     decode_task,
     queue_of,
 )
-from taskdb.store.schema import GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
+from taskdb.store.schema import GRAPH_PART, RANK_BYTES, RULE_PLACE, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
 
 _COMING = (TaskState.WAITING, TaskState.QUEUED)
 
@@ -66,7 +70,7 @@ def links(snap: Snapshot) -> Iterator[str]:
         for dep in deps:
             if dep not in snap.tasks:
                 yield f"task {task_id} depends on {dep}, which does not exist"
-            if dep >= task_id:
+            if dep >= task_id and not (task_id in snap.tasks and snap.tasks[task_id].flags & RULED):
                 yield f"task {task_id} depends on {dep}, which is not older"
         if len(set(deps)) != len(deps) or not deps:
             yield f"edges of task {task_id} are empty or not distinct"
@@ -81,7 +85,7 @@ def links(snap: Snapshot) -> Iterator[str]:
         recorded.setdefault(task_id, []).extend(ids)
     for task_id, dependents in snap.dependents.items():
         alive = [other for other in recorded.get(task_id, ()) if other in snap.tasks]
-        if alive != sorted(dependents):
+        if sorted(alive) != sorted(dependents):
             yield f"task {task_id} has dependents {sorted(dependents)}, but {alive} stand there"
 
 
@@ -91,9 +95,10 @@ def counters(snap: Snapshot) -> Iterator[str]:
     for task in snap.tasks.values():
         deps = snap.deps(task)
         active = task.state in ACTIVE
+        ungrown = bool(task.flags & UNGROWN)
         expected = {
-            "waiting_on": sum(dep.state != TaskState.MEMORY for dep in deps) if active else 0,
-            "blocked_on": sum(dep.state not in (TaskState.MEMORY, TaskState.PROCESSING) for dep in deps) if active else 0,
+            "waiting_on": ungrown + sum(dep.state != TaskState.MEMORY for dep in deps) if active else 0,
+            "blocked_on": ungrown + sum(dep.state not in (TaskState.MEMORY, TaskState.PROCESSING) for dep in deps) if active else 0,
             "need": sum(snap.tasks[other].state in ACTIVE for other in snap.dependents[task.id] if other in snap.tasks),
             "links": len(snap.dependents[task.id]),
             "wants": wants[task.id],
@@ -272,6 +277,45 @@ def residents(snap: Snapshot) -> Iterator[str]:
             yield f"{_named(task)}: data in a queue"
 
 
+def growths(snap: Snapshot) -> Iterator[str]:
+    """A graph grows iff it has a growth; that counts what is UNGROWN; tasks made expect the dependents that are yet to be made."""
+    growing = {int.from_bytes(key): decode_growth(data) for key, data in snap.txn.scan(Table.GROWTH)}
+    ungrown = Counter(task.graph for task in snap.tasks.values() if task.flags & UNGROWN)
+    for graph in snap.graphs.values():
+        growth = growing.pop(graph.id, None)
+        if growth is None:
+            if graph.status == GraphStatus.GROWING:
+                yield f"graph {graph.id} grows, and nothing says how far"
+            continue
+        if graph.status == GraphStatus.SEALED:
+            yield f"graph {graph.id} is sealed, and grows"
+        if growth.ungrown != ungrown[graph.id]:
+            yield f"graph {graph.id}: ungrown is {growth.ungrown}, counted {ungrown[graph.id]}"
+        if not growth.ungrown and graph.status == GraphStatus.GROWING and not snap.due(Todo.GROWN, graph.id):
+            yield f"graph {graph.id} has nothing to grow"
+        data = snap.txn.get(Table.RULES, U64.pack(graph.id))
+        if data is None:
+            yield f"graph {graph.id} grows, and has no rule"
+            continue
+        rule = decode_rule(data).rule
+        if sum(growth.cursors) != growth.emitted or rule.cursors(growth.emitted) != growth.cursors:
+            yield f"graph {graph.id}: {growth.emitted} tasks are made, but the cursors are {growth.cursors}"
+        for task in snap.tasks.values():
+            if task.graph == graph.id and task.flags & RULED and not task.flags & UNGROWN:
+                layer, element = RULE_PLACE.unpack(snap.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+                indices = rule.indices(layer, element)
+                if snap.txn.get(Table.NAMES, U64.pack(task.id)) != rule.key(layer, indices):
+                    yield f"{_named(task)} has another key than its rule says"
+                coming = sum(rule.number(*other) >= growth.emitted for other in rule.dependents_of(layer, indices))
+                if task.expected < coming:
+                    yield f"{_named(task)}: it expects {task.expected} dependents, and {coming} are yet to be made"
+    for graph_id in growing:
+        yield f"growth of graph {graph_id}, which does not exist"
+    for key, _ in snap.txn.scan(Table.RULES):
+        if int.from_bytes(key) not in snap.graphs:
+            yield f"rule of graph {int.from_bytes(key)}, which does not exist"
+
+
 RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     links,
     counters,
@@ -284,6 +328,7 @@ RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     orphans,
     graphs,
     residents,
+    growths,
 )
 
 

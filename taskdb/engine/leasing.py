@@ -10,8 +10,8 @@ from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
 from taskdb.limits import LEASE_PARKED_MAX
-from taskdb.store.codec import PARKED, REVIVED, TaskRecord, decode_rank
-from taskdb.store.schema import RANK_BYTES, U64, Table
+from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, TaskRecord, decode_rank
+from taskdb.store.schema import RANK_BYTES, Table
 
 _QUEUED = 2
 
@@ -21,8 +21,8 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
     return Lease(
         task.id,
         work.key(task.id),
-        work.txn.get(Table.SPECS, U64.pack(task.id)) or b"",
-        task.flags & ~(PARKED | REVIVED),
+        work.spec(task),
+        task.flags & ~(RULED | UNGROWN | PARKED | REVIVED),
         decode_rank(task.rank),
         list(work.deps(task)),
         work.group_name(task.graph, task.group),

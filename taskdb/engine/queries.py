@@ -8,14 +8,17 @@ from typing import Any
 
 import msgpack
 
-from taskdb.engine.refs import find_graph, find_index, find_key
+from taskdb.engine.refs import find_graph, find_key, next_run, unmade_by_group
 from taskdb.errors import InvalidRequest
 from taskdb.limits import EXPLAIN_QUEUE_MAX, EXPLAIN_TASKS_MAX, LIST_SCAN_MAX, LIST_TASKS_MAX
 from taskdb.model import TaskState
+from taskdb.rules import Rule
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
     NO_GROUP,
     PARKED,
+    RULED,
+    UNGROWN,
     ErrorRecord,
     GraphRecord,
     GraphStatus,
@@ -26,10 +29,11 @@ from taskdb.store.codec import (
     decode_group,
     decode_ids,
     decode_rank,
+    decode_rule,
     decode_task,
     queue_of,
 )
-from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, meta_key
+from taskdb.store.schema import GRAPH_PART, RULE_PLACE, U64, U64_PAIR, Meta, Table, meta_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class GraphInfo:
     states: dict[str, int]
     #: Tasks that somebody wants.
     wanted: int
+    #: Tasks of its rule that are yet to be made.
+    unmade: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,7 @@ class _Reader:
         self.txn = txn
         self._graphs: dict[int, GraphRecord | None] = {}
         self._groups: dict[tuple[int, int], str] = {}
+        self._rules: dict[int, Rule] = {}
 
     def task(self, task_id: int) -> TaskRecord | None:
         data = self.txn.get(Table.TASKS, U64.pack(task_id))
@@ -153,6 +160,14 @@ class _Reader:
 
     def key(self, task_id: int) -> bytes:
         return self.txn.get(Table.NAMES, U64.pack(task_id)) or b""
+
+    def spec(self, task: TaskRecord) -> bytes:
+        data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
+        if not task.flags & RULED:
+            return data
+        if task.graph not in self._rules:
+            self._rules[task.graph] = decode_rule(self.txn.get(Table.RULES, U64.pack(task.graph)) or b"").rule
+        return self._rules[task.graph].spec(*RULE_PLACE.unpack(data))
 
     def error(self, task_id: int) -> tuple[int, ErrorRecord]:
         """(id of the task that failed itself, its error) of an ERRED task."""
@@ -221,10 +236,11 @@ def status(txn: ReadTxn) -> Status:
                 graph.client,
                 graph.label,
                 graph.submitted,
-                graph.status == GraphStatus.SEALED,
+                graph.status in GraphStatus.COMPLETE,
                 graph.alive,
                 _states(graph.counts),
                 graph.wanted,
+                sum(unmade_by_group(txn, graph.id).values()) if graph.status == GraphStatus.GROWING else 0,
             )
         )
     epoch = txn.get(Table.META, meta_key(Meta.EPOCH))
@@ -270,9 +286,9 @@ def _candidates(txn: ReadTxn, submission: str, state: TaskState | None, start: i
     """(cursor, id) of every task that may pass, in a fixed order, from a cursor on."""
     if submission:
         graph_id = find_graph(txn, submission)
-        while graph_id and (run := find_index(txn, graph_id, start)) is not None:
+        while graph_id and (run := next_run(txn, graph_id, start)) is not None:
             first, last, first_id = run
-            for index in range(start, last + 1):
+            for index in range(max(start, first), last + 1):
                 yield index, first_id + index - first if first_id else 0
             start = last + 1
         return
@@ -327,6 +343,8 @@ def _chain(reader: _Reader, task: TaskRecord, limit: int) -> list[TaskInfo]:
 
 
 def _reason(reader: _Reader, task: TaskRecord, answer: Explanation) -> str:
+    if task.flags & UNGROWN and task.state == TaskState.WAITING:
+        return "waiting: what it depends on is yet to be made from the rule of its graph, when its turn comes"
     owner = reader.txn.get(Table.HOLDS, U64.pack(task.id))
     if owner is not None and owner != reader.txn.get(Table.META, meta_key(Meta.EPOCH)):
         state = TaskState(task.state).name.lower()
@@ -383,7 +401,7 @@ def get_tasks(txn: ReadTxn, keys: Sequence[bytes], with_spec: bool = False) -> l
         if task.state == TaskState.ERRED:
             cause_id, error = reader.error(task.id)
             cause, payload = reader.key(cause_id), error.payload
-        spec = (txn.get(Table.SPECS, U64.pack(task.id)) or b"") if with_spec else b""
+        spec = reader.spec(task) if with_spec else b""
         shared = (txn.get(Table.BLOBS, GRAPH_PART.pack(task.graph, task.annotation)) or b"") if with_spec and task.annotation else b""
         deps = [reader.key(dep_id) for dep_id in reader.deps(task.id)]
         answer.append(StoredTask(reader.info(task), spec, deps, cause, payload, shared))

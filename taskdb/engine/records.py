@@ -17,8 +17,10 @@ from taskdb.store.codec import (
     decode_error,
     decode_graph,
     decode_group,
+    decode_growth,
     decode_ids,
     decode_kept,
+    decode_rule,
     decode_task,
 )
 from taskdb.store.schema import DIGEST_BYTES, GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
@@ -56,7 +58,7 @@ def _task(key: bytes, data: bytes) -> None:
 
 def _graph(key: bytes, data: bytes) -> None:
     graph = decode_graph(int.from_bytes(key), data)
-    if graph.status not in (GraphStatus.OPEN, GraphStatus.SEALED, GraphStatus.ABORTED):
+    if graph.status not in (GraphStatus.OPEN, GraphStatus.ABORTED, *GraphStatus.COMPLETE):
         raise _bad(f"its status is {graph.status}")
 
 
@@ -113,6 +115,8 @@ _CHECKS: dict[Table, tuple[int, Check]] = {
     Table.EPOCHS: (U64.size, _sized(U64.size)),
     Table.KEPT: (DIGEST_BYTES, _kept),
     Table.ANSWERS: (U64.size, _any),
+    Table.RULES: (U64.size, lambda key, data: decode_rule(data)),
+    Table.GROWTH: (U64.size, lambda key, data: decode_growth(data)),
 }
 assert _CHECKS.keys() == set(Table)
 

@@ -9,14 +9,14 @@ from taskdb.commands import Adopt, Adopted, Keep, TakenWhole
 from taskdb.engine.background import drain
 from taskdb.engine.ingest import check_room
 from taskdb.engine.leasing import lease_of
-from taskdb.engine.refs import find_graph, find_index
+from taskdb.engine.refs import find_graph, find_index, unmade_by_group
 from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, finish, hold, needed, put_back
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
 from taskdb.limits import GROUPS_RESTORED_MAX, KEY_BYTES_MAX, SPEC_BYTES_MAX
 from taskdb.model import GraphFlag, Level, TaskState
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import GraphStatus, TaskRecord, decode_client, decode_graph, decode_group, decode_kept, encode_kept
+from taskdb.store.codec import UNGROWN, GraphStatus, TaskRecord, decode_client, decode_graph, decode_group, decode_kept, encode_kept
 from taskdb.store.schema import GRAPH_PART, U64, Table, digest
 
 _NBYTES_MAX = 2**63 - 1
@@ -59,7 +59,7 @@ def _first_id_after(work: Work, epoch: int) -> int:
 def _adopt(work: Work, task: TaskRecord, level: Level, nbytes: int, limit: int) -> bool:
     if task.id >= limit and not work.known_graph(task.graph).flags & GraphFlag.RESENT:
         return False  # another task, of the same name
-    if task.state == ERRED or not needed(task):
+    if task.state == ERRED or task.flags & UNGROWN or not needed(task):
         return False
     graph = work.known_graph(task.graph)
     if graph.flags & GraphFlag.WHOLE and any(graph.counts[:PROCESSING]):
@@ -157,17 +157,20 @@ def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
     for key, data in txn.scan(Table.GRAPHS):
         number = int.from_bytes(key)
         graph = decode_graph(number, data)
-        if graph.status != GraphStatus.SEALED:
+        if graph.status not in GraphStatus.COMPLETE:
             continue
         groups: dict[str, int] = {}
-        for _, data in txn.scan(Table.GROUPS, GRAPH_PART.pack(number, 0), GRAPH_PART.pack(number + 1, 0)):
+        coming = unmade_by_group(txn, number)
+        for key, data in txn.scan(Table.GROUPS, GRAPH_PART.pack(number, 0), GRAPH_PART.pack(number + 1, 0)):
             live, name = decode_group(data)
+            live += coming.get(GRAPH_PART.unpack(key)[1], 0)
             if live:
                 groups[name] = live
             if len(groups) == GROUPS_RESTORED_MAX:
                 break
-        unfinished = sum(graph.counts[:PROCESSING])
-        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive, unfinished, groups)
+        more = sum(coming.values())
+        unfinished = sum(graph.counts[:PROCESSING]) + more
+        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive + more, unfinished, groups)
 
 
 def clients(txn: ReadTxn) -> Iterator[str]:

@@ -1,11 +1,13 @@
-"""From names to ids and back: keys, submissions, clients, and the indices of a submission. Reads only."""
+"""From names to ids and back: keys, submissions, clients, the indices of a submission, and what is
+yet to be made of its rule. Reads only."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import decode_client, decode_graph, decode_ids
+from taskdb.store.codec import Growth, StoredRule, decode_client, decode_graph, decode_growth, decode_ids, decode_rule
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 
@@ -57,13 +59,35 @@ def client_name(name: str, internal: bool) -> bytes:
     return (b"\1" if internal else b"\0") + name.encode()
 
 
-def find_index(txn: ReadTxn, graph_id: int, index: int) -> tuple[int, int, int] | None:
-    """The run that holds an index of a submission: (first index, last index, first id), or None. First id 0: all are missing."""
+def next_run(txn: ReadTxn, graph_id: int, index: int) -> tuple[int, int, int] | None:
+    """The first run of a submission that ends at an index or later: (first index, last index, first id), or None. First id 0: all are
+    missing."""
     pair = txn.first(Table.RUNS, U64_PAIR.pack(graph_id, index))
     if pair is None:
         return None
     graph, last = U64_PAIR.unpack(pair[0])
     first, first_id = U64_PAIR.unpack(pair[1])
-    if graph != graph_id or index < first:
-        return None
-    return first, last, first_id
+    return (first, last, first_id) if graph == graph_id else None
+
+
+def find_index(txn: ReadTxn, graph_id: int, index: int) -> tuple[int, int, int] | None:
+    """The run that holds an index of a submission, as `next_run`, or None."""
+    run = next_run(txn, graph_id, index)
+    return run if run is not None and run[0] <= index else None
+
+
+def unmade(stored: StoredRule, growth: Growth) -> list[int]:
+    """Tasks of each layer that are yet to be made; outputs are there, or were."""
+    return [
+        count - cursor - (len(outputs) - bisect_left(outputs, cursor))
+        for count, cursor, outputs in zip(stored.rule.counts, growth.cursors, stored.outputs, strict=True)
+    ]
+
+
+def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
+    """Number of group -> tasks of a graph that are yet to be made."""
+    data = txn.get(Table.GROWTH, U64.pack(graph_id))
+    if data is None:
+        return {}
+    stored = decode_rule(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
+    return dict(enumerate(unmade(stored, decode_growth(data)), stored.first_group))

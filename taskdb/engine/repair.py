@@ -48,7 +48,7 @@ class Survey:
         self.ids: npt.NDArray[np.uint64] = np.concatenate(ids)
         self.tasks = np.concatenate(columns)
         graphs = [decode_graph(int.from_bytes(key), data) for key, data in txn.scan(Table.GRAPHS)]
-        self.graphs = sum(graph.status == GraphStatus.SEALED for graph in graphs)
+        self.graphs = sum(graph.status in GraphStatus.COMPLETE for graph in graphs)
         self.open_graphs = [graph.id for graph in graphs if graph.status == GraphStatus.OPEN]
         clients = [decode_client(int.from_bytes(key), data) for key, data in txn.scan(Table.CLIENTS)]
         named = {client.id for client in clients if not client.internal and not client.dropped}
@@ -76,7 +76,7 @@ def clean(txn: ReadTxn) -> bool:
     """Nothing of a cluster that is gone is left."""
     if txn.count(Table.HOLDS) or txn.count(Table.TODO) or txn.get(Table.META, meta_key(Meta.RECOVERING)) is not None:
         return False
-    return all(decode_graph(0, data).status == GraphStatus.SEALED for _, data in txn.scan(Table.GRAPHS))
+    return all(decode_graph(0, data).status in GraphStatus.COMPLETE for _, data in txn.scan(Table.GRAPHS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from taskdb.commands import Erred
 from taskdb.engine.work import Todo, Work
 from taskdb.model import TaskFlag, TaskState
-from taskdb.store.codec import PARKED, REVIVED, ErrorRecord, TaskRecord, decode_error, encode_error
+from taskdb.store.codec import PARKED, REVIVED, UNGROWN, ErrorRecord, TaskRecord, decode_error, encode_error
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 WAITING = int(TaskState.WAITING)
@@ -111,7 +111,7 @@ def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
 
 
 def _enter_active(work: Work, task: TaskRecord) -> None:
-    waiting_on = blocked_on = 0
+    waiting_on = blocked_on = 1 if task.flags & UNGROWN else 0
     for dep_id in work.deps(task):
         dep = work.known_task(dep_id)
         waiting_on += _WAITED_FOR[dep.state]
@@ -321,6 +321,11 @@ def forget(work: Work, task: TaskRecord) -> None:
         if not needed(dep) and (not dep.links or dep.state != RELEASED):
             work.push(Todo.DOWN, dep_id)
     _remove_records(work, task)
+    if task.flags & UNGROWN and (growth := work.growth(task.graph)) is not None:
+        growth.ungrown -= 1
+        growth.dirty = True
+        if not growth.ungrown:
+            work.push(Todo.GROWN, task.graph)
     graph = work.known_graph(task.graph)
     graph.dirty = True
     graph.counts[task.state - 1] -= 1

@@ -13,27 +13,33 @@ from heapq import heapify, heappop, heappush
 from taskdb.commands import GroupCount, Result
 from taskdb.engine.refs import find_key
 from taskdb.errors import InvariantBroken
-from taskdb.limits import CACHE_TASKS_MAX
+from taskdb.limits import CACHE_TASKS_MAX, RULES_CACHE_MAX
 from taskdb.model import TaskState
 from taskdb.store.base import WriteTxn
 from taskdb.store.codec import (
     NO_GROUP,
     PARKED,
+    RULED,
     ClientRecord,
     GraphRecord,
+    Growth,
+    StoredRule,
     TaskRecord,
     decode_client,
     decode_graph,
     decode_group,
+    decode_growth,
     decode_ids,
+    decode_rule,
     decode_task,
     encode_client,
     encode_graph,
     encode_group,
+    encode_growth,
     encode_ids,
     encode_task,
 )
-from taskdb.store.schema import GRAPH_PART, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
+from taskdb.store.schema import GRAPH_PART, RULE_PLACE, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
 
 _QUEUED = int(TaskState.QUEUED)
 _PROCESSING = int(TaskState.PROCESSING)
@@ -54,6 +60,8 @@ class Todo(IntEnum):
     #: (client, task) -> next dependent: end its client's want, go on to its dependents. Ids grow from a task to its dependents,
     #: so in this order each task is met once.
     CANCEL = 2
+    #: (graph, 0): what is left of its rule need not be made.
+    GROWN = 3
     #: (task, 0) -> next dependent: its dependents fail.
     FAIL = 4
     #: (task, 0) -> next dependent: its ERRED dependents live again.
@@ -75,9 +83,11 @@ class Todo(IntEnum):
 
 
 class Work:
-    def __init__(self, txn: WriteTxn, epoch: int, former: Work | None = None) -> None:
-        """`former`: the Work of the last call in the same transaction, flushed, whose records are taken over."""
+    def __init__(self, txn: WriteTxn, epoch: int, rules: dict[tuple[int, str], StoredRule], former: Work | None = None) -> None:
+        """`rules`: those read so far, by graph and submission. `former`: the Work of the last call in the same transaction, flushed, whose
+        records are taken over."""
         self.txn = txn
+        self._rules = rules
         self.epoch = epoch
         self.result = Result()
         #: Tasks met in this call, and in earlier ones. None: there is none.
@@ -85,6 +95,7 @@ class Work:
         self._before: dict[int, TaskRecord | None] = {}
         self._graphs: dict[int, GraphRecord | None] = {}
         self._clients: dict[int, ClientRecord | None] = {}
+        self._growths: dict[int, Growth | None] = {}
         #: (graph, index) -> [live tasks, name, changed]
         self._groups: dict[tuple[int, int], list[int | str | bool]] = {}
         self._blobs: dict[tuple[int, int], bytes] = {}
@@ -97,6 +108,7 @@ class Work:
                 self._before.clear()
             self._graphs = former._graphs
             self._clients = former._clients
+            self._growths = former._growths
             self._groups = former._groups
             self._blobs = former._blobs
             self.client_ids = former.client_ids
@@ -225,6 +237,44 @@ class Work:
         self.txn.delete(Table.GRAPHS, U64.pack(graph.id))
         self._graphs[graph.id] = None
 
+    def rule(self, graph: GraphRecord) -> StoredRule:
+        """Of a submission that has one. Raises InvariantBroken."""
+        # Until it is on disk a number may be given again; a submission's name is its own.
+        name = graph.id, graph.submission
+        stored = self._rules.get(name)
+        if stored is None:
+            data = self.txn.get(Table.RULES, U64.pack(graph.id))
+            if data is None:
+                raise InvariantBroken(f"graph {graph.id} has no rule")
+            if len(self._rules) >= RULES_CACHE_MAX:
+                self._rules.clear()
+            stored = self._rules[name] = decode_rule(data)
+        return stored
+
+    def growth(self, graph_id: int) -> Growth | None:
+        """How far the rule of a graph has been carried out; None if it has none, or that is done."""
+        growths = self._growths
+        if graph_id in growths:
+            return growths[graph_id]
+        data = self.txn.get(Table.GROWTH, U64.pack(graph_id))
+        growth = growths[graph_id] = decode_growth(data) if data is not None else None
+        return growth
+
+    def add_growth(self, graph_id: int, growth: Growth) -> None:
+        # At once, because growing graphs are looked up in the table.
+        self.txn.put(Table.GROWTH, U64.pack(graph_id), encode_growth(growth))
+        self._growths[graph_id] = growth
+
+    def remove_growth(self, graph_id: int) -> None:
+        self.txn.delete(Table.GROWTH, U64.pack(graph_id))
+        self._growths[graph_id] = None
+
+    def spec(self, task: TaskRecord) -> bytes:
+        data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
+        if not task.flags & RULED:
+            return data
+        return self.rule(self.known_graph(task.graph)).rule.spec(*RULE_PLACE.unpack(data))
+
     def client(self, client_id: int) -> ClientRecord | None:
         clients = self._clients
         if client_id in clients:
@@ -263,6 +313,10 @@ class Work:
             group[2] = True
         if change < 0:
             self._forgotten[graph_id, index] = self._forgotten.get((graph_id, index), 0) - change
+
+    def count_unmade(self, graph_id: int, index: int, count: int) -> None:
+        """Tasks of a rule that will not be made: for the scheduler they are forgotten."""
+        self._forgotten[graph_id, index] = self._forgotten.get((graph_id, index), 0) + count
 
     def drop_groups(self, graph_id: int) -> None:
         """Its group records were deleted."""
@@ -378,6 +432,10 @@ class Work:
             if graph is not None and graph.dirty:
                 graph.dirty = False
                 self.txn.put(Table.GRAPHS, U64.pack(graph.id), encode_graph(graph))
+        for graph_id, growth in self._growths.items():
+            if growth is not None and growth.dirty:
+                growth.dirty = False
+                self.txn.put(Table.GROWTH, U64.pack(graph_id), encode_growth(growth))
         for client in self._clients.values():
             if client is not None and client.dirty:
                 client.dirty = False

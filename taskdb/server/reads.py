@@ -53,6 +53,7 @@ def status(txn: ReadTxn) -> pb.StatusReply:
                 tasks=graph.tasks,
                 states=graph.states,
                 wanted=graph.wanted,
+                unmade=graph.unmade,
             )
             for graph in found.graphs
         ],

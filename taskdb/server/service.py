@@ -326,11 +326,13 @@ class IngestStream:
             raise InvalidRequest("an Ingest stream has one epoch")
         missing: list[bytes] = []
         known: list[int] = []
-        if kind == "add_tasks":
-            command = convert.add_tasks_from_proto(message.add_tasks)
+        if kind in ("add_tasks", "add_rule"):
+            command: c.AddTasks | c.AddRule = (
+                convert.add_tasks_from_proto(message.add_tasks) if kind == "add_tasks" else convert.add_rule_from_proto(message.add_rule)
+            )
             self._check_name(command.submission)
             added, _ = self._writer.ingest(self._epoch, command)
-            self._tasks += len(command.keys)
+            self._tasks += sum(len(x.ids) for x in added)
             missing = [key for x in added for key in x.missing]
             known = [at for x in added for at in x.known]
         elif kind == "seal_graph":
@@ -338,7 +340,7 @@ class IngestStream:
             self._writer.ingest(self._epoch, c.SealGraph(self._submission))
             self._done()
         else:
-            raise InvalidRequest("after BeginGraph, an Ingest carries AddTasks and SealGraph")
+            raise InvalidRequest("after BeginGraph, an Ingest carries AddTasks, AddRule and SealGraph")
         return pb.IngestReply(tasks=self._tasks, missing=missing, durable=True, known=known)
 
     def _begin(self, message: pb.IngestRequest) -> pb.IngestReply:

@@ -21,6 +21,7 @@ from typing import Protocol
 from taskdb import commands as c
 from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
+from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import find_graph
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
 from taskdb.server.answers import Answer, Answers
@@ -86,6 +87,8 @@ class Writer:
         self._slice_handle: asyncio.Handle | None = None
         #: Submissions whose stream broke and whose abort the store refused so far.
         self._aborts: dict[str, int] = {}
+        #: There was no room for more tasks of a rule, and that has been said.
+        self._full = False
         self._closed = False
         #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
         self._leases_lost = True
@@ -188,7 +191,7 @@ class Writer:
                 if type(command) is c.Credit:
                     self._credit.renew(command)
                     break
-            more = self._lease(txn, result) or self._todo(txn)
+            more = self._lease(txn, result) or self._todo(txn) or self._engine.may_grow(txn)
             self._answers.heard(txn, heard)
             self._answers.keep(txn, result, seq, refused)
         except Exception as error:
@@ -220,7 +223,7 @@ class Writer:
 
     # --------------------------------------------------------------------------------------------------- the Ingest
 
-    def ingest(self, epoch: int, command: c.BeginGraph | c.AddTasks | c.SealGraph) -> tuple[list[c.Added], bool]:
+    def ingest(self, epoch: int, command: c.BeginGraph | c.AddTasks | c.AddRule | c.SealGraph) -> tuple[list[c.Added], bool]:
         """Apply one command of an Ingest stream; it is on disk on return. What concerns the scheduler is pushed to it.
 
         Returns what was added, and whether the submission is sealed.
@@ -307,6 +310,11 @@ class Writer:
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
                 merge(result, done)
+            growing = not more
+            while growing and time.perf_counter() < stop:
+                done, growing = self._grow(txn)
+                merge(result, done)
+            more = more or growing
             more = self._lease(txn, result) or more
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
@@ -319,6 +327,16 @@ class Writer:
         self._touch(1)
         if more:
             self._wake()
+
+    def _grow(self, txn: WriteTxn) -> tuple[c.Result, bool]:
+        """Make more tasks of rules, if they may soon be asked for and there is room."""
+        try:
+            return self._engine.grow(txn)
+        except NoRoom as error:
+            if not self._full:
+                logger.warning("graphs are held up: %s", error)
+            self._full = True
+            return c.Result(), False
 
     def _note_depths(self, txn: ReadTxn, result: c.Result) -> None:
         result.ready = txn.count(Table.READY)
@@ -486,4 +504,4 @@ def is_open(txn: ReadTxn, submission: str) -> bool:
 
 
 def is_sealed(txn: ReadTxn, submission: str) -> bool:
-    return _graph_status(txn, submission) == GraphStatus.SEALED
+    return _graph_status(txn, submission) in GraphStatus.COMPLETE

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct, error, pack, unpack
 
-from taskdb.errors import StoreCorrupt
+import msgpack
+
+from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
 from taskdb.model import Rank, TaskState
+from taskdb.rules import Rule
 from taskdb.store.schema import U64
 
 _TASK = Struct(">BBHhIIIIIIqQII24s")
@@ -23,6 +26,10 @@ _ALL = (1 << 64) - 1
 #: Stored flags of our own, beside those of a task as it arrives.
 #: QUEUED, but a dependency is held by a scheduler that is gone, so it stands in no queue.
 PARKED = 64
+#: Made from its submission's rule: its spec is its place there.
+RULED = 16
+#: RULED, and its dependencies are yet to be made: it waits for them as for one dependency.
+UNGROWN = 32
 #: It was ERRED, and was neither leased nor named for release since. So the scheduler may still hold it as failed.
 REVIVED = 128
 
@@ -204,6 +211,11 @@ class GraphStatus:
     SEALED = 2
     #: Being forgotten. Has lost its name.
     ABORTED = 3
+    #: Complete, but tasks of its rule are yet to be made.
+    GROWING = 4
+
+    #: Nothing more of it comes from outside.
+    COMPLETE = (SEALED, GROWING)
 
 
 _GRAPH = Struct(">BBddQQQ6QII")
@@ -356,3 +368,60 @@ def decode_group(data: bytes) -> tuple[int, str]:
         return U64.unpack(data[:8])[0], data[8:].decode()
     except (error, UnicodeDecodeError):
         raise StoreCorrupt("a group record cannot be read") from None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """The rule of a submission, and where its tasks stand."""
+
+    rule: Rule
+    #: Id of the task that is emitted first; each has the id that its number says. Those of outputs come after all of these.
+    first_id: int
+    #: Number of the group of the rule's first layer.
+    first_group: int
+    #: Elements of each layer that exist from the start, ascending.
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def encode_rule(stored: StoredRule) -> bytes:
+    outputs = [encode_ids(elements) for elements in stored.outputs]
+    packed: bytes = msgpack.packb((stored.first_id, stored.first_group, outputs, stored.rule.write()))
+    return packed
+
+
+def decode_rule(data: bytes) -> StoredRule:
+    """Raises StoreCorrupt."""
+    try:
+        first_id, first_group, outputs, rule = msgpack.unpackb(data)
+        return StoredRule(Rule.read(rule), first_id, first_group, tuple(decode_ids(ids) for ids in outputs))
+    except (ValueError, TypeError, InvalidRequest, LimitExceeded):
+        raise StoreCorrupt("a rule cannot be read") from None
+
+
+_GROWTH = Struct(">QQ")
+
+
+@dataclass(slots=True)
+class Growth:
+    """How far a rule has been carried out."""
+
+    #: Tasks emitted so far.
+    emitted: int
+    #: Outputs that are there and UNGROWN.
+    ungrown: int
+    #: Elements emitted of each layer.
+    cursors: list[int]
+    dirty: bool = False
+
+
+def encode_growth(growth: Growth) -> bytes:
+    return _GROWTH.pack(growth.emitted, growth.ungrown) + encode_ids(growth.cursors)
+
+
+def decode_growth(data: bytes) -> Growth:
+    """Raises StoreCorrupt."""
+    try:
+        emitted, ungrown = _GROWTH.unpack(data[: _GROWTH.size])
+    except error:
+        raise StoreCorrupt("a growth record cannot be read") from None
+    return Growth(emitted, ungrown, list(decode_ids(data[_GROWTH.size :])))

@@ -35,7 +35,7 @@ class Table(IntEnum):
     KEYS = 8
     #: id u64 -> packed key.
     NAMES = 9
-    #: id u64 -> spec. Absent if empty.
+    #: id u64 -> spec; of a task made from a rule its place there (RULE_PLACE). Absent if empty.
     SPECS = 10
     #: graph u64, number u32 (from 1) -> annotations.
     BLOBS = 11
@@ -67,6 +67,10 @@ class Table(IntEnum):
     KEPT = 24
     #: number u64 -> Result (wire): answers the scheduler of this epoch has not said it has heard.
     ANSWERS = 25
+    #: graph u64 -> StoredRule: tasks that are made as they are needed. As long as the graph.
+    RULES = 26
+    #: graph u64 -> Growth: how far that has come. Until all of them are made, or not needed.
+    GROWTH = 27
 
 
 class Meta(IntEnum):
@@ -91,6 +95,8 @@ U64 = Struct(">Q")
 U64_PAIR = Struct(">QQ")
 GRAPH_PART = Struct(">QI")
 TODO_KEY = Struct(">BQQ")
+#: (layer, element) of a task in its rule.
+RULE_PLACE = Struct(">HQ")
 
 DIGEST_BYTES = 16
 RANK_BYTES = 24

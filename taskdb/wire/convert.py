@@ -56,6 +56,20 @@ def add_tasks_to_proto(command: c.AddTasks) -> pb.AddTasks:
     )
 
 
+def add_rule_to_proto(command: c.AddRule) -> pb.AddRule:
+    return pb.AddRule(
+        submission=command.submission,
+        first_index=command.first_index,
+        rule=command.rule,
+        new_groups=command.new_groups,
+        new_shared=command.new_shared,
+        layers=command.layers,
+        elements=command.elements,
+        flags=command.flags,
+        dependent_counts=command.dependent_counts,
+    )
+
+
 def _report_to_proto(command: c.Report) -> pb.Command:
     return pb.Command(
         report=pb.Report(
@@ -121,6 +135,20 @@ def add_tasks_from_proto(message: pb.AddTasks) -> c.AddTasks:
         list(message.shared),
         list(message.new_shared),
         list(message.told_ids),
+    )
+
+
+def add_rule_from_proto(message: pb.AddRule) -> c.AddRule:
+    return c.AddRule(
+        message.submission,
+        message.first_index,
+        message.rule,
+        list(message.new_groups),
+        list(message.new_shared),
+        list(message.layers),
+        list(message.elements),
+        list(message.flags),
+        list(message.dependent_counts),
     )
 
 

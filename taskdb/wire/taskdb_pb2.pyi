@@ -166,6 +166,28 @@ class AddTasks(_message.Message):
     told_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., specs: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., dep_counts: _Optional[_Iterable[int]] = ..., deps: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ..., orders: _Optional[_Iterable[float]] = ..., user_priorities: _Optional[_Iterable[float]] = ..., groups: _Optional[_Iterable[int]] = ..., new_groups: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[int]] = ..., new_shared: _Optional[_Iterable[bytes]] = ..., told_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class AddRule(_message.Message):
+    __slots__ = ("submission", "first_index", "rule", "new_groups", "new_shared", "layers", "elements", "flags", "dependent_counts")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    NEW_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NEW_SHARED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    submission: str
+    first_index: int
+    rule: bytes
+    new_groups: _containers.RepeatedScalarFieldContainer[str]
+    new_shared: _containers.RepeatedScalarFieldContainer[bytes]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    elements: _containers.RepeatedScalarFieldContainer[int]
+    flags: _containers.RepeatedScalarFieldContainer[int]
+    dependent_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submission: _Optional[str] = ..., first_index: _Optional[int] = ..., rule: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[str]] = ..., new_shared: _Optional[_Iterable[bytes]] = ..., layers: _Optional[_Iterable[int]] = ..., elements: _Optional[_Iterable[int]] = ..., flags: _Optional[_Iterable[int]] = ..., dependent_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SealGraph(_message.Message):
     __slots__ = ("submission",)
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
@@ -427,16 +449,18 @@ class Refused(_message.Message):
     def __init__(self, command: _Optional[int] = ..., submission: _Optional[str] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class IngestRequest(_message.Message):
-    __slots__ = ("epoch", "begin_graph", "add_tasks", "seal_graph")
+    __slots__ = ("epoch", "begin_graph", "add_tasks", "seal_graph", "add_rule")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BEGIN_GRAPH_FIELD_NUMBER: _ClassVar[int]
     ADD_TASKS_FIELD_NUMBER: _ClassVar[int]
     SEAL_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    ADD_RULE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     begin_graph: BeginGraph
     add_tasks: AddTasks
     seal_graph: SealGraph
-    def __init__(self, epoch: _Optional[int] = ..., begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ...) -> None: ...
+    add_rule: AddRule
+    def __init__(self, epoch: _Optional[int] = ..., begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., add_rule: _Optional[_Union[AddRule, _Mapping]] = ...) -> None: ...
 
 class IngestReply(_message.Message):
     __slots__ = ("tasks", "missing", "durable", "known")
@@ -494,7 +518,7 @@ class StatusReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., scheduler_attached: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., store_bytes: _Optional[int] = ..., store_bytes_max: _Optional[int] = ..., todo: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., graphs: _Optional[_Iterable[_Union[GraphStatus, _Mapping]]] = ..., commits: _Optional[int] = ..., commit_seconds_last: _Optional[float] = ...) -> None: ...
 
 class GraphStatus(_message.Message):
-    __slots__ = ("submission", "client", "label", "submitted", "sealed", "tasks", "states", "wanted")
+    __slots__ = ("submission", "client", "label", "submitted", "sealed", "tasks", "states", "wanted", "unmade")
     class StatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +534,7 @@ class GraphStatus(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    UNMADE_FIELD_NUMBER: _ClassVar[int]
     submission: str
     client: str
     label: str
@@ -518,7 +543,8 @@ class GraphStatus(_message.Message):
     tasks: int
     states: _containers.ScalarMap[str, int]
     wanted: int
-    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., label: _Optional[str] = ..., submitted: _Optional[float] = ..., sealed: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., wanted: _Optional[int] = ...) -> None: ...
+    unmade: int
+    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., label: _Optional[str] = ..., submitted: _Optional[float] = ..., sealed: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., wanted: _Optional[int] = ..., unmade: _Optional[int] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
     __slots__ = ("submission", "state", "prefix", "cursor", "limit")

@@ -75,6 +75,7 @@ def _run_all(order: list[str], workload: str, options: Options) -> tuple[list[di
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Rounds; medians are shown.")
 @click.option("--side", type=click.Choice(["both", *figures.SIDES]), default="both", show_default=True)
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True, help="Bound on a run, seconds.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Stop when so many tasks are done.  [default: all]")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep logs and stores here.")
 def compare(
     workload: str,
@@ -88,6 +89,7 @@ def compare(
     repeat: int,
     side: str,
     timeout: float,
+    first: int,
     folder: Path | None,
 ) -> None:
     """Run one workload on both sides in turn and show their figures side by side."""
@@ -102,6 +104,7 @@ def compare(
         nbytes=nbytes,
         window=window,
         timeout_s=timeout,
+        first=first,
         folder=folder,
     )
     try:

@@ -65,6 +65,7 @@ class Figure:
 
 FIGURES = (
     Figure("tasks", "tasks run", _plain),
+    Figure("submission_s", "submission", _seconds, in_table=False),
     Figure("makespan_s", "makespan", _seconds),
     Figure("makespan_per_task_s", "makespan per task", _micros, in_table=False),
     Figure("scheduler_cpu_per_task_s", "scheduler CPU per task", _micros),

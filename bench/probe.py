@@ -135,3 +135,10 @@ def reset(dask_scheduler: Scheduler) -> None:
 def read(dask_scheduler: Scheduler) -> tuple[Any, ...]:
     """What was seen, as a plain tuple: it travels as msgpack or pickle alike."""
     return tuple(_probe(dask_scheduler).readings())
+
+
+def submission_s(after: float, dask_scheduler: Scheduler) -> float | None:
+    """How long the scheduler took to take in the graphs that came after a time (seconds since the epoch); None if that is not over."""
+    taken = [event for _, event in dask_scheduler.get_events("scheduler") if event.get("action") == "update-graph" and "metrics" in event]
+    times = [event["metrics"]["duration_seconds"] for event in taken if event["metrics"]["start_timestamp_seconds"] >= after]
+    return sum(times) if times else None

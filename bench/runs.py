@@ -22,12 +22,12 @@ from typing import Any
 
 import dask
 import distributed
-from distributed import Client
+from distributed import Client, Future
 
 from bench import probe
 from bench.figures import Figures
 from bench.watch import Guard, Watch, rss
-from bench.workloads import Workload, check
+from bench.workloads import Job, TaskFailed, Workload, check
 from scheduler_adapter.local.processes import ProcessDied, Processes, Spawned, await_port, free_port
 
 #: Tasks of the job that is run before the clock starts, so that imports are paid for.
@@ -36,6 +36,8 @@ WARM_UP_TASKS = 60
 START_S = 60.0
 #: Bound on the scheduler getting empty and quiet after the warm-up, seconds.
 SETTLE_S = 20.0
+#: Pause between two looks at how many tasks are done, seconds.
+FIRST_POLL_S = 0.2
 #: Time a dying process has to end before something else is named as the reason, seconds.
 DEATH_S = 0.5
 #: Resident memory counts as quiet when it moves less than this in half a second, bytes.
@@ -58,6 +60,8 @@ class Options:
     window: int | None
     #: Bound on the whole run, seconds.
     timeout_s: float
+    #: End the measurement when so many tasks are done; 0: all.
+    first: int = 0
     #: Where the files of the run are made; None is the system's temporary folder.
     folder: Path | None = None
 
@@ -197,13 +201,14 @@ def _settle(client: Client, scheduler_pid: int) -> None:
     print(f"the scheduler did not come to rest in {SETTLE_S:.0f} s ({resident} tasks resident)", file=sys.stderr)
 
 
-def _figures(readings: probe.Readings, watch: Watch, makespan_s: float, submitted: float) -> Figures:
+def _figures(readings: probe.Readings, watch: Watch, makespan_s: float, submitted: float, submission_s: float | None) -> Figures:
     tasks = readings.tasks_finished
     per_task = 1 / tasks if tasks else float("nan")
     ours = watch.data is not None
     cpu_s = (watch.scheduler.cpu_s, watch.daemon.cpu_s, watch.ingest.cpu_s)
     return {
         "tasks": tasks,
+        "submission_s": submission_s,
         "makespan_s": makespan_s,
         "makespan_per_task_s": makespan_s * per_task,
         "scheduler_cpu_per_task_s": cpu_s[0] * per_task,
@@ -237,14 +242,29 @@ def _measure(client: Client, side: Side, workload: Workload, options: Options) -
     watch.start()
     try:
         submitted, started = time.time(), time.perf_counter()
-        futures = job.run(client, options.real_workers)
+        futures = _run_first(client, job, options.first) if options.first else job.run(client, options.real_workers)
         makespan_s = time.perf_counter() - started
         readings = probe.Readings(*client.run_on_scheduler(probe.read))
+        submission_s = client.run_on_scheduler(probe.submission_s, submitted)
     finally:
         watch.stop()
-    if options.real_workers:
+    if options.real_workers and not options.first:
         check(client.gather(futures), job.expected())
-    return _figures(readings, watch, makespan_s, submitted)
+    return _figures(readings, watch, makespan_s, submitted, submission_s)
+
+
+def _run_first(client: Client, job: Job, count: int) -> list[Future]:
+    """Submit, and return when so many tasks are done. Raises TaskFailed if one did not end well."""
+    if job.submit is None:
+        raise TaskFailed("this workload is more than one submission: --first cannot be said of it")
+    futures = job.submit(client)
+    while (readings := probe.Readings(*client.run_on_scheduler(probe.read))).tasks_finished < count:
+        if readings.tasks_erred or any(future.status in ("error", "cancelled") for future in futures):
+            raise TaskFailed("a task did not end well")
+        if all(future.done() for future in futures):
+            break
+        time.sleep(FIRST_POLL_S)
+    return futures
 
 
 def run(side_name: str, workload: Workload, options: Options) -> Figures:

@@ -38,6 +38,8 @@ class Job:
     run: Callable[[Client, bool], Any]
     #: The right answer, in the shape that gathering those futures gives.
     expected: Callable[[], Any]
+    #: Only submits; returns the futures. None for jobs of more than one submission.
+    submit: Callable[[Client], list[Future]] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _compute(collection: Any) -> Job:
         settle([future])
         return future
 
-    return Job(run, lambda: dask.compute(collection, scheduler="sync")[0])
+    return Job(run, lambda: dask.compute(collection, scheduler="sync")[0], lambda client: [client.compute(collection)])
 
 
 def check(got: Any, expected: Any) -> None:
@@ -113,6 +115,11 @@ def total(xs: list[int]) -> int:
     return sum(xs)
 
 
+def block_sum(blocks: Any) -> Any:
+    """The sum of a block, or of a list of them."""
+    return sum(map(block_sum, blocks)) if isinstance(blocks, list) else blocks.sum()
+
+
 # Arrays
 
 
@@ -129,6 +136,22 @@ def basic_sum(tasks: int) -> Job:
 
     per_row = 32 * 2 + 11
     return _compute(da.random.random((max(1, tasks // per_row), 32 * 4), chunks=(1, 4)).sum(axis=1))
+
+
+@_workload("grid", "map_blocks over a cube of chunks, contracted axis by axis with blockwise")
+def grid(tasks: int) -> Job:
+    return _compute(cube(max(2, round(tasks ** (1 / 3)))))
+
+
+def cube(n: int) -> Any:
+    """An array of one number made of n³ + n² + n + 1 tasks."""
+    import dask.array as da
+    import numpy as np
+
+    y = da.ones((n, n, n), chunks=1).map_blocks(inc, dtype=float)
+    for i, o in (("ijk", "jk"), ("jk", "k"), ("k", "")):
+        y = da.blockwise(block_sum, o, y, i, dtype=float, meta=np.empty((0,) * len(o)))
+    return y
 
 
 @_workload("map-blocks", "one function over as many chunks as tasks, all results wanted")

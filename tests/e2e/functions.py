@@ -266,3 +266,18 @@ def left_behind(dask_scheduler: Any) -> dict[str, Any]:
         found["window"] = [str(k) for k in adapter.pager.window.by_key]
         found["leased"] = len(adapter.pager.window.leased)
     return {name: value for name, value in found.items() if value}
+
+
+def count_block(block: Any, path: str, seconds: float = 0.0, fails: tuple[int, ...] | None = None, block_id: Any = None) -> Any:
+    """A block that is told of in a file by its place, takes its time, and fails in one place."""
+    with open(path, "a") as f:
+        f.write(f"{'-'.join(map(str, block_id))}\n")
+    time.sleep(seconds)
+    if fails is not None and tuple(block_id) == fails:
+        raise ValueError("one block is bad")
+    return block
+
+
+def block_sum(blocks: Any) -> Any:
+    """The sum of a list of blocks, along their first axis as well."""
+    return sum(blocks).sum(axis=0)

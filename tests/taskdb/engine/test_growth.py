@@ -12,18 +12,13 @@ from taskdb.rules import LOOP, Layer, Rule
 from tests.support.engine_world import World
 
 
-def prefix(name: str, indices: int) -> bytes:
-    """Of keys that are readable here: "x" and one byte an index."""
-    return name.encode()
-
-
 def grid(n: int) -> Rule:
     """x[i, j] -> y[j], over all i -> z, over all j."""
     return Rule(
         (n, n),
         [
             Layer(b"x", (1, 0), (), [b"x ", 1, 0]),
-            Layer(b"y", (0,), (0,), [b"y ", 0, b":", [LOOP, 1, [1, b","]]]),
+            Layer(b"y", (0,), (0,), [b"y ", 0, b":", [LOOP, 1, 1, [1, b","]]]),
             Layer(b"z", (), (1,), [b"z"]),
         ],
     )
@@ -31,7 +26,20 @@ def grid(n: int) -> Rule:
 
 def anomaly(n: int) -> Rule:
     """x[i, j] -> mean[j] -> x[i, j] - mean[j]."""
-    return Rule((n, n), [Layer(b"x", (0, 1), (), [b"x"]), Layer(b"m", (0,), (0,), [b"m"]), Layer(b"a", (0, 1), (0, 1), [b"a"])])
+    x = Layer(b"x", (0, 1), (), [b"x"])
+    return Rule((n, n), [x, Layer(b"m", (0,), (0,), [b"m"]), Layer(b"a", (0, 1), (0, 1), [b"a"])])
+
+
+def tree(n: int, by: int) -> Rule:
+    """A tree of sums, `by` at a time."""
+    layers = [Layer(b"x", (0,), (), [b"x"])]
+    factor = 1
+    while factor < n:
+        factor *= by
+        layers.append(
+            Layer(b"%d-" % factor, (0,), (len(layers) - 1,), [b"+", 0, b":", [LOOP, 0, factor // by, [0, b","]]], factors=(factor,))
+        )
+    return Rule((n,), layers)
 
 
 class Grown(World):
@@ -349,3 +357,49 @@ def test_what_is_not_one_is_refused(world: Grown, change: dict[str, object]) -> 
     assert len(world.refused) == 1
     world.settle()
     assert world.tasks() == 0
+
+
+def test_a_tree_of_sums(world: Grown) -> None:
+    """Each sum comes as soon as its parts have, so few results are held at a time; the last ones of a level have fewer parts."""
+    rule = tree(22, 4)
+    assert rule.counts == (22, 6, 2, 1)
+    world.submit("g", rule, [(3, 0)])
+    deps: dict[int, list[int]] = {}
+    keys: dict[int, bytes] = {}
+    specs: dict[bytes, bytes] = {}
+    held = most = 0
+    while taken := world.take(1):
+        lease = taken[0]
+        keys[lease.id], deps[lease.id], specs[lease.key] = lease.key, lease.deps, lease.spec
+        held += 1 - len(world.finish_ids(lease.id).release)
+        most = max(most, held)
+    assert len(keys) == 31
+    assert most <= 4 + 3 + 2
+    by_key = {key: [keys[dep] for dep in deps[task_id]] for task_id, key in keys.items()}
+    assert by_key[b"4-\5"] == [b"x\x14", b"x\x15"]
+    assert by_key[b"16-\1"] == [b"4-\4", b"4-\5"]
+    assert by_key[b"64-\0"] == [b"16-\0", b"16-\1"]
+    assert specs[b"4-\5"] == b"+\5\0\0\0:\x14\0\0\0,\x15\0\0\0,"
+
+
+@pytest.mark.parametrize("rule", [grid(3), anomaly(4), tree(23, 3), tree(8, 2)], ids=["grid", "anomaly", "tree", "full tree"])
+def test_the_order_of_a_rule(rule: Rule) -> None:
+    """Dependencies first; it can be taken up anywhere; everything about a task follows from its place."""
+    order = rule.emit([0] * len(rule.layers), rule.tasks + 1)
+    assert len(order) == len(set(order)) == rule.tasks
+    seen: set[tuple[int, int]] = set()
+    dependents: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, (layer, element) in enumerate(order):
+        indices = rule.indices(layer, element)
+        assert rule.element(layer, indices) == element
+        assert rule.number(layer, element) == number
+        assert rule.cursors(number) == [sum(other == layer for other, _ in seen) for layer in range(len(rule.layers))]
+        for dep, at in rule.deps(layer, indices):
+            assert (dep, rule.element(dep, at)) in seen
+            dependents.setdefault((dep, rule.element(dep, at)), []).append((layer, element))
+        seen.add((layer, element))
+    for layer, element in order:
+        coming = sorted(dependents.get((layer, element), []))
+        assert sorted(rule.dependents_of(layer, rule.indices(layer, element))) == coming
+        assert rule.dependents[layer] == len(coming)
+    assert Rule.read(rule.write()).write() == rule.write()

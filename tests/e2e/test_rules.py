@@ -1,0 +1,170 @@
+"""Graphs that are sent as rules: everything as with any other graph, and nothing written for what has yet to be needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, CancelledError, wait
+
+from taskdb.wire.reader import Client as Reader
+from tests.e2e import functions as f
+from tests.support.cluster import PATIENCE_SECONDS, Cluster, until
+
+pytestmark = pytest.mark.e2e
+
+#: Graphs of these tests do not fit a window of so many tasks.
+WINDOWS = {"paged": 0, "small": 50}
+ENV = {"DASK_TASKDB__RULE_TASKS": "100", "DASK_TASKDB__LOCAL_TASKS": "100"}
+
+
+@pytest.fixture(params=list(WINDOWS))
+def rules(request: pytest.FixtureRequest) -> int:
+    return WINDOWS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def our_preload() -> Iterator[None]:
+    """Clients made here outlive their scheduler."""
+    with dask.config.set({"distributed.client.preload": ["scheduler_adapter.client"]}):
+        yield
+
+
+def contract(y: da.Array, i: str, o: str) -> da.Array:
+    return da.blockwise(f.block_sum, o, y, i, dtype=float, meta=np.empty((0,) * len(o)))
+
+
+def cube(n: int, path: Path, seconds: float = 0.0, fails: tuple[int, ...] | None = None) -> da.Array:
+    """n³ blocks that count their runs, n² sums of n of them, n sums of these."""
+    x = da.ones((n, n, n), chunks=1).map_blocks(f.count_block, str(path), seconds, fails, dtype=float)
+    return contract(contract(x, "ijk", "jk"), "jk", "k")
+
+
+def runs(path: Path) -> Counter[str]:
+    return Counter(path.read_text().split()) if path.exists() else Counter()
+
+
+def unmade(cluster: Cluster) -> int:
+    with Reader(cluster.url) as reader:
+        return sum(graph.unmade for graph in reader.status().graphs)
+
+
+def nothing_left(cluster: Cluster, client: Client) -> None:
+    until(lambda: not client.run_on_scheduler(f.left_behind), "nothing is left in the scheduler")
+    with Reader(cluster.url) as reader:
+        until(lambda: not reader.list_tasks(limit=5).tasks, "nothing is left in the database")
+        assert not reader.status().graphs
+    assert client.run_on_scheduler(f.group_negatives) == []
+    assert cluster.faults() == []
+
+
+def test_it_runs_and_is_gone(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        one = client.compute(contract(cube(6, tmp_path / "runs", 0.01), "k", ""))
+        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run")
+        assert one.result(timeout=120) == 216
+        assert set(runs(tmp_path / "runs").values()) == {1}
+        del one
+        nothing_left(cluster, client)
+
+
+def test_many_results_are_wanted_and_used(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        kept = client.persist(cube(6, tmp_path / "runs"))
+        total = client.compute(kept.sum())
+        assert total.result(timeout=120) == 216
+        np.testing.assert_array_equal(client.compute(kept).result(timeout=60), np.full(6, 36.0))
+        assert set(runs(tmp_path / "runs").values()) == {1}
+        del kept, total
+        nothing_left(cluster, client)
+
+
+def test_the_same_from_two_clients(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as one, Client(cluster.address) as two:
+        array = cube(6, tmp_path / "runs", 0.005)
+        first = one.compute(array)
+        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run")
+        second = two.compute(array)
+        del first
+        np.testing.assert_array_equal(second.result(timeout=120), np.full(6, 36.0))
+        assert set(runs(tmp_path / "runs").values()) == {1}
+        del second
+        nothing_left(cluster, one)
+
+
+def test_given_up_half_way(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        future = client.compute(cube(20, tmp_path / "runs", 0.01))
+        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run")
+        assert unmade(cluster) > 0
+        client.cancel(future)
+        with pytest.raises(CancelledError):
+            future.result(timeout=60)
+        nothing_left(cluster, client)
+        assert len(runs(tmp_path / "runs")) < 8000
+
+
+def test_an_error_reaches_the_client(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        future = client.compute(cube(6, tmp_path / "runs", fails=(3, 2, 5)))
+        with pytest.raises(ValueError, match="one block is bad"):
+            future.result(timeout=120)
+        del future
+        nothing_left(cluster, client)
+
+
+def test_progress_counts_what_is_not_made(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        future = client.compute(cube(16, tmp_path / "runs", 0.01))
+        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run")
+        totals = {name: sum(counts.values()) for name, counts in client.run_on_scheduler(f.group_counts).items()}
+        assert sorted(totals.values())[-2:] == [256, 4096]
+        assert unmade(cluster) > 0
+        client.cancel(future)
+        del future
+        nothing_left(cluster, client)
+
+
+@pytest.mark.parametrize("who", ["scheduler", "daemon"])
+def test_killed_half_way(tmp_path: Path, rules: int, who: str) -> None:
+    """Nothing that was finished runs again, and what is not made yet is made by the next."""
+    with Cluster(tmp_path, window=rules, survive=True, env=ENV) as cluster, Client(cluster.address) as client:
+        future = client.compute(cube(9, tmp_path / "runs", 0.02))
+        for part in (0.1, 0.3, 0.6):
+            until(lambda part=part: len(runs(tmp_path / "runs")) > part * 729, "some are done", patience=2 * PATIENCE_SECONDS)
+            if who == "scheduler":
+                cluster.restart_scheduler()
+            else:
+                cluster.kill(cluster.daemon)
+                cluster.start_daemon()
+        np.testing.assert_array_equal(future.result(timeout=180), np.full(9, 81.0))
+        assert {place: count for place, count in runs(tmp_path / "runs").items() if count > 1} == {}
+        del future
+        nothing_left(cluster, client)
+
+
+def test_everything_killed(tmp_path: Path, rules: int) -> None:
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster:
+        with Client(cluster.address) as client:
+            kept = client.persist(cube(8, tmp_path / "runs", 0.01))
+            client.publish_dataset(kept=kept)
+            until(lambda: len(runs(tmp_path / "runs")) > 200, "some are done")
+            for spawned in (cluster.scheduler, cluster.daemon, *cluster.workers):
+                cluster.kill(spawned)
+        cluster.start_daemon()
+        cluster.start_scheduler()
+        for _ in range(2):
+            cluster.start_worker(wait=False)
+        with Client(cluster.address) as client:
+            again: Any = client.get_dataset("kept")
+            np.testing.assert_array_equal(again.compute(), np.full(8, 64.0))
+            client.unpublish_dataset("kept")
+            wait([])
+            del again
+            nothing_left(cluster, client)

@@ -249,6 +249,7 @@ def _complete(work: Work, graph: GraphRecord, task: TaskRecord, deps: Sequence[i
     task.state = RELEASED
     task.waiting_on = task.blocked_on = 0
     task.flags &= ~UNGROWN
+    task.deps = ()
     task.dirty = True
     link(work, graph, task, deps)
     place(work, graph, task)

@@ -100,7 +100,7 @@ def status(url: str, output: str, timeout: float) -> None:
     )
     if reply.graphs:
         click.echo()
-        columns = ("SUBMISSION", "CLIENT", "SUBMITTED", "SEALED", "TASKS", "WANTED", *(x.upper() for x in STATES))
+        columns = ("SUBMISSION", "CLIENT", "SUBMITTED", "SEALED", "TASKS", "UNMADE", "WANTED", *(x.upper() for x in STATES))
         rows = [
             (
                 graph.submission,
@@ -108,6 +108,7 @@ def status(url: str, output: str, timeout: float) -> None:
                 show_time(graph.submitted),
                 "yes" if graph.sealed else "no",
                 graph.tasks,
+                graph.unmade,
                 graph.wanted,
                 *(graph.states.get(x, 0) for x in STATES),
             )
@@ -141,6 +142,7 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
                 "tasks": graph.tasks,
                 "states": {x: graph.states.get(x, 0) for x in STATES},
                 "wanted": graph.wanted,
+                "unmade": graph.unmade,
             }
             for graph in reply.graphs
         ],

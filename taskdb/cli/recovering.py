@@ -58,6 +58,7 @@ def _dict(outcome: Outcome) -> dict[str, Any]:
             "begun": outcome.begun,
             "lost_results": outcome.lost_results,
             "released_inputs": outcome.released_inputs,
+            "unmade": outcome.unmade,
         },
         "lost": {
             "data": outcome.lost_data,
@@ -85,6 +86,7 @@ def print_outcome(found: dict[str, Any]) -> None:
         (runs["unfinished"], f"unfinished ({runs['begun']:,} of them begun)"),
         (runs["lost_results"], "whose results are lost and needed"),
         (runs["released_inputs"], "that these are computed from"),
+        (runs["unmade"], "of rules, yet to be made"),
     )
     gone = _some(
         (lost["data"], "scattered data, which nothing can compute again"),

@@ -148,6 +148,8 @@ class Engine:
                     drain(work, STEP_ITEMS_BEFORE_ADD)
                 ingest.add_tasks(work, command, self._free_bytes)
             case c.AddRule():
+                if work.has_todo:
+                    drain(work, STEP_ITEMS_BEFORE_ADD)  # as for AddTasks
                 growth.add_rule(work, command, self._free_bytes)
             case c.BeginGraph():
                 ingest.begin(work, command)

@@ -60,7 +60,8 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
         check_room(free_bytes(), size, f"a rule and {count} tasks")
     first_group = graph.groups
     add_names(work, graph, command.new_groups, command.new_shared)
-    first_id = work.next(Meta.NEXT_TASK, rule.tasks + count)
+    # Outputs come first: so ids of what is made grow beyond all others, and records are appended.
+    first_id = work.next(Meta.NEXT_TASK, count + rule.tasks) + count
     outputs: list[list[int]] = [[] for _ in rule.layers]
     growth = Growth(0, 0, [0] * len(rule.layers))
     ids: list[int] = []
@@ -77,7 +78,7 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
             task = known
         else:
             expected = rule.dependents[layer] + command.dependent_counts[i]
-            place_of = first_id + rule.tasks + i, rule.number(layer, element)
+            place_of = first_id - count + i, rule.number(layer, element)
             task = _new(work, graph, rule, first_group, layer, element, *place_of, key, key_digest, others, expected)
             task.flags |= UNGROWN
             growth.ungrown += 1

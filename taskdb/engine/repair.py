@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from struct import Struct
 
@@ -21,6 +21,7 @@ from taskdb.commands import DURATIONS, EndRecovery
 from taskdb.engine.engine import Engine, current_epoch
 from taskdb.engine.indexes import faults
 from taskdb.engine.recovery import kept
+from taskdb.engine.refs import unmade_by_group
 from taskdb.errors import InvariantBroken
 from taskdb.limits import RECOVER_STEP_ITEMS
 from taskdb.model import TaskFlag, TaskState
@@ -107,6 +108,8 @@ class Outcome:
     begun: int
     lost_results: int
     released_inputs: int
+    #: Of rules, yet to be made.
+    unmade: int
     #: Scattered data that is lost and needed; and what clients wanted that cannot be computed without it.
     lost_data: int
     cancelled: int
@@ -118,7 +121,7 @@ class Outcome:
 
     @property
     def to_run(self) -> int:
-        return self.unfinished + self.lost_results + self.released_inputs
+        return self.unfinished + self.lost_results + self.released_inputs + self.unmade
 
 
 def recover(engine: Engine, txn: WriteTxn, turn: Callable[[WriteTxn], WriteTxn], tick: Callable[[int], None]) -> tuple[WriteTxn, Outcome]:
@@ -166,6 +169,8 @@ def _outcome(txn: ReadTxn, before: Survey, after: Survey, entries: int, began: b
     lost_data = (tasks["flags"] & TaskFlag.DATA > 0) & held & needed & ~incomplete & (gone | (became == TaskState.ERRED))
     unwanted = np.isin(before.ids, np.setdiff1d(before.wanted, after.wanted))
 
+    unmade = list(_unmade(txn))
+
     def count(mask: npt.NDArray[np.bool_]) -> int:
         return int(np.count_nonzero(mask))
 
@@ -179,12 +184,13 @@ def _outcome(txn: ReadTxn, before: Survey, after: Survey, entries: int, began: b
         begun=count(runs & (was == TaskState.PROCESSING)),
         lost_results=count(runs & (was == TaskState.MEMORY)),
         released_inputs=count(runs & (was >= TaskState.RELEASED)),
+        unmade=sum(count for _, count in unmade),
         lost_data=count(lost_data),
         cancelled=count(unwanted & ~incomplete & ~lost_data),
         unneeded=count((was == TaskState.MEMORY) & (became == TaskState.RELEASED)),
         dropped=count(gone & incomplete),
         forgotten=count(gone & ~incomplete & ~lost_data & ~unwanted),
-        cost=cost(txn, _pairs(coming["graph"], coming["group"])),
+        cost=cost(txn, chain(_pairs(coming["graph"], coming["group"]), unmade)),
     )
 
 
@@ -193,6 +199,13 @@ def _pairs(high: npt.NDArray[np.generic], low: npt.NDArray[np.generic]) -> Itera
     both, counts = np.unique(high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64), return_counts=True)
     for pair, count in zip(both.tolist(), counts.tolist()):
         yield (pair >> 32, pair & 2**32 - 1), count
+
+
+def _unmade(txn: ReadTxn) -> Iterator[tuple[tuple[int, int], int]]:
+    """(graph, group) and how many of its tasks are yet to be made from a rule."""
+    for key, _ in txn.scan(Table.GROWTH):
+        graph = int.from_bytes(key)
+        yield from (((graph, group), count) for group, count in unmade_by_group(txn, graph).items() if count)
 
 
 def cost(txn: ReadTxn, tasks: Iterator[tuple[tuple[int, int], int]]) -> Cost:

@@ -183,6 +183,7 @@ class Work:
         if self.new_dependents:
             put = self.txn.put
             for task_id, dependents in self.new_dependents.items():
+                dependents.sort()  # outputs of a rule have lower ids than what was made before them
                 put(Table.REDGES, U64_PAIR.pack(task_id, dependents[0]), encode_ids(dependents))
             self.new_dependents.clear()
 

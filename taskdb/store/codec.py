@@ -375,7 +375,7 @@ class StoredRule:
     """The rule of a submission, and where its tasks stand."""
 
     rule: Rule
-    #: Id of the task that is emitted first; each has the id that its number says. Those of outputs come after all of these.
+    #: Id of the task that is emitted first; each has the id that its number says. Those of outputs come before all of these.
     first_id: int
     #: Number of the group of the rule's first layer.
     first_group: int

@@ -59,6 +59,10 @@ def _store_error(exc: lmdb.Error, folder: Path) -> TaskDBError:
     return StoreError(f"the store in {folder} failed: {text}")
 
 
+#: Tables whose new keys are mostly above all others.
+_GROW_AT_END = frozenset((Table.TASKS, Table.EDGES, Table.REDGES, Table.NAMES, Table.SPECS, Table.RUNS))
+
+
 class _Read:
     def __init__(self, txn: Any, dbs: dict[Table, Any], folder: Path) -> None:
         self._txn = txn
@@ -114,6 +118,8 @@ class _Write(_Read):
         self._full = False
         #: Bytes that may be written before the limit is looked at again.
         self._unchecked_bytes = 0
+        #: Of tables that grow at their end: a key that none is above.
+        self._ends: dict[Table, bytes] = {}
 
     def _check_usable(self) -> None:
         if self._over:
@@ -131,10 +137,22 @@ class _Write(_Read):
         if self._unchecked_bytes < 0:
             self._check_limit(len(value))
         try:
-            self._txn.put(key, value, db=self._dbs[table])
+            if table in _GROW_AT_END and key > self._end(table):
+                # Pages that are appended to are filled; others are split in half.
+                self._txn.put(key, value, db=self._dbs[table], append=True)
+                self._ends[table] = key
+            else:
+                self._txn.put(key, value, db=self._dbs[table])
         except lmdb.Error as exc:
             self._full = True
             raise _store_error(exc, self._folder) from exc
+
+    def _end(self, table: Table) -> bytes:
+        end = self._ends.get(table)
+        if end is None:
+            cursor = self._txn.cursor(db=self._dbs[table])
+            end = self._ends[table] = cursor.key() if cursor.last() else b""
+        return end
 
     def delete(self, table: Table, key: bytes) -> bool:
         if self._over or self._full:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, CancelledError, wait
+from distributed import CancelledError, Client, wait
 
 from taskdb.wire.reader import Client as Reader
 from tests.e2e import functions as f
@@ -56,7 +57,10 @@ def unmade(cluster: Cluster) -> int:
 
 
 def nothing_left(cluster: Cluster, client: Client) -> None:
-    until(lambda: not client.run_on_scheduler(f.left_behind), "nothing is left in the scheduler")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := client.run_on_scheduler(f.left_behind):
+        assert time.monotonic() < deadline, f"left behind in the scheduler: {left}"
+        time.sleep(0.05)
     with Reader(cluster.url) as reader:
         until(lambda: not reader.list_tasks(limit=5).tasks, "nothing is left in the database")
         assert not reader.status().graphs
@@ -67,7 +71,7 @@ def nothing_left(cluster: Cluster, client: Client) -> None:
 def test_it_runs_and_is_gone(tmp_path: Path, rules: int) -> None:
     with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
         one = client.compute(contract(cube(6, tmp_path / "runs", 0.01), "k", ""))
-        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run")
+        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run", patience=2 * PATIENCE_SECONDS)
         assert one.result(timeout=120) == 216
         assert set(runs(tmp_path / "runs").values()) == {1}
         del one
@@ -89,8 +93,10 @@ def test_the_same_from_two_clients(tmp_path: Path, rules: int) -> None:
     with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as one, Client(cluster.address) as two:
         array = cube(6, tmp_path / "runs", 0.005)
         first = one.compute(array)
-        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run")
+        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run", patience=2 * PATIENCE_SECONDS)
         second = two.compute(array)
+        with Reader(cluster.url) as reader:
+            until(lambda: [graph.sealed for graph in reader.status().graphs] == [True, True], "both are there")
         del first
         np.testing.assert_array_equal(second.result(timeout=120), np.full(6, 36.0))
         assert set(runs(tmp_path / "runs").values()) == {1}
@@ -101,7 +107,7 @@ def test_the_same_from_two_clients(tmp_path: Path, rules: int) -> None:
 def test_given_up_half_way(tmp_path: Path, rules: int) -> None:
     with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(20, tmp_path / "runs", 0.01))
-        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run")
+        until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run", patience=2 * PATIENCE_SECONDS)
         assert unmade(cluster) > 0
         client.cancel(future)
         with pytest.raises(CancelledError):
@@ -115,14 +121,14 @@ def test_an_error_reaches_the_client(tmp_path: Path, rules: int) -> None:
         future = client.compute(cube(6, tmp_path / "runs", fails=(3, 2, 5)))
         with pytest.raises(ValueError, match="one block is bad"):
             future.result(timeout=120)
-        del future
+        future.release()  # what was raised refers to it
         nothing_left(cluster, client)
 
 
 def test_progress_counts_what_is_not_made(tmp_path: Path, rules: int) -> None:
     with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(16, tmp_path / "runs", 0.01))
-        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run")
+        until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run", patience=2 * PATIENCE_SECONDS)
         totals = {name: sum(counts.values()) for name, counts in client.run_on_scheduler(f.group_counts).items()}
         assert sorted(totals.values())[-2:] == [256, 4096]
         assert unmade(cluster) > 0
@@ -154,7 +160,7 @@ def test_everything_killed(tmp_path: Path, rules: int) -> None:
         with Client(cluster.address) as client:
             kept = client.persist(cube(8, tmp_path / "runs", 0.01))
             client.publish_dataset(kept=kept)
-            until(lambda: len(runs(tmp_path / "runs")) > 200, "some are done")
+            until(lambda: len(runs(tmp_path / "runs")) > 200, "some are done", patience=2 * PATIENCE_SECONDS)
             for spawned in (cluster.scheduler, cluster.daemon, *cluster.workers):
                 cluster.kill(spawned)
         cluster.start_daemon()

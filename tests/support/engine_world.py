@@ -44,7 +44,8 @@ class World:
 
     def check(self) -> None:
         with self.store.read() as txn:
-            assert list(violations(txn)) == []
+            found = list(violations(txn))
+            assert found == []
 
     def drain(self, items_max: int = 500) -> list[c.Result]:
         results = []

@@ -6,7 +6,7 @@ Used in the scheduler for small graphs and in the ingest process for all others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -127,23 +127,33 @@ def _is_topological(dsk: dict[Any, Any], order: dict[Any, float]) -> bool:
         return False
 
 
-def runs(graph: Graph, submission: str, *, held: bool, consume: bool = False) -> Iterator[AddTasks]:
+@dataclass
+class Ahead:
+    """What of a submission has been added already, when the first run is."""
+
+    #: Keys of the tasks, in order of their indices; they stand in the graph's `external`.
+    keys: Sequence[Any] = ()
+    groups: Sequence[str] = ()
+    shared: int = 0
+
+
+def runs(graph: Graph, submission: str, *, held: bool, consume: bool = False, ahead: Ahead | None = None) -> Iterator[AddTasks]:
     """The graph as AddTasks commands. `held`: the scheduler holds the tasks already. `consume`: drop each spec once it is out.
 
     Raises LimitExceeded for a key or a spec over its bound.
     """
-    return _Writer(graph, submission, held, consume).runs()
+    return _Writer(graph, submission, held, consume, ahead or Ahead()).runs()
 
 
 class _Writer:
     """Turns a graph into runs, one after another."""
 
-    def __init__(self, graph: Graph, submission: str, held: bool, consume: bool):
+    def __init__(self, graph: Graph, submission: str, held: bool, consume: bool, ahead: Ahead):
         self.graph = graph
         self.submission = submission
         self.consume = consume
         self.flags = int(TaskFlag.HELD) if held else 0
-        self.index: dict[Any, int] = {}
+        self.index: dict[Any, int] = {key: i for i, key in enumerate(ahead.keys)}
         self.dependents: Counter[Any] = Counter()
         self.groups: dict[Any, str] = {}
         self.group_sizes: Counter[str] = Counter()
@@ -153,12 +163,13 @@ class _Writer:
             if key in spec.dependencies:
                 raise InvalidRequest(f"task {key!r} depends on itself")
             self._see(key, spec.dependencies)
-        self.group_numbers: dict[str, int] = {}
+        self.group_numbers: dict[str, int] = {name: i for i, name in enumerate(ahead.groups)}
         self.dictionaries: dict[str, bytes] = {}
         self.shared_numbers: dict[Any, int] = {}
+        self.shared_before = ahead.shared
         # Blobs are told apart by the identity of their values, so those must outlive the loop.
         self.kept: list[Any] = []
-        self.run = _Run(submission, 0)
+        self.run = _Run(submission, len(self.index))
 
     def _see(self, key: Any, dependencies: Iterable[Any]) -> None:
         group = self.groups[key] = key_split_group(key)
@@ -168,7 +179,8 @@ class _Writer:
     def runs(self) -> Iterator[AddTasks]:
         graph = self.graph
         for key in graph.external:
-            self._add(key, None)
+            if key not in self.index:
+                self._add(key, None)
         for key in list(graph.dsk):
             self._add(key, graph.dsk[key])
             if self.consume:
@@ -227,7 +239,7 @@ class _Writer:
         number = self.shared_numbers.get(identity)
         if number is None:
             self.kept.append(annotations)
-            number = self.shared_numbers[identity] = len(self.shared_numbers) + 1
+            number = self.shared_numbers[identity] = self.shared_before + len(self.shared_numbers) + 1
             self.run.new_shared.append(Shared(annotations, dictionary).write())
         return number
 

@@ -53,8 +53,8 @@ RULE_AXES_MAX = 32
 RULE_POSITIONS_MAX = 2**62
 #: Dependencies of one task of a rule: making it takes some 5 µs for each, in one go.
 RULE_DEPS_MAX = 10_000
-#: Tasks of a rule that exist from the start, because somebody wants them or depends on them.
-RULE_OUTPUTS_MAX = 100_000
+#: Tasks of a rule that exist from the start, because somebody wants them or depends on them: making them takes some 60 µs each, in one go.
+RULE_OUTPUTS_MAX = 20_000
 #: Rules kept decoded.
 RULES_CACHE_MAX = 64
 #: Queued tasks of a graph below which more of its rule is made: more than a scheduler asks for at a time.

@@ -155,16 +155,26 @@ class Rule:
         return cursors
 
     def _before(self, layer: int, at: tuple[int, int, int]) -> int:
-        """Tasks of a layer that come before a place in the order."""
+        """Tasks of a layer that come before a place in the order. O(axes): the place is read as digits, one for each axis."""
+        position, other, element = at
+        rest = position - self._bases[layer]
+        if rest < 0:
+            return 0
         shape = self._shapes[layer]
-        low, high = 0, self.counts[layer]
-        while low < high:
-            middle = (low + high) // 2
-            if (self._position(layer, unravel(middle, shape)), layer, middle) < at:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        before = 0
+        for number, (factor, size, step) in enumerate(self._steps[layer]):
+            digit, rest = divmod(rest, step)
+            if digit >= size:
+                return (before + 1) * prod(shape[number:])
+            index = digit // factor
+            before = before * shape[number] + index
+            if digit < min((index + 1) * factor, size) - 1:
+                return before * prod(shape[number + 1 :])
+        # Those that differ in further indices only have one position.
+        same = prod(shape[len(self._steps[layer]) :])
+        if rest > 0 or layer < other:
+            return (before + 1) * same
+        return before * same if layer > other else min(max(element, before * same), (before + 1) * same)
 
     # ------------------------------------------------------------------------------------------------------------ tasks
 

@@ -15,8 +15,6 @@ import socket
 import sys
 import threading
 import traceback
-from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from scheduler_adapter.ingest.frames import receive, send
@@ -91,12 +89,9 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from distributed.protocol.serialize import Serialized
 
     from scheduler_adapter.dask_internals import load_expr
-    from scheduler_adapter.graph import materialise, prepare, runs
-    from scheduler_adapter.keys import unpack_key
-    from taskdb.client import Ingest, MissingKeys
-    from taskdb.commands import BeginGraph
-    from taskdb.errors import TaskDBError
-    from taskdb.model import GraphFlag, TaskFlag
+    from scheduler_adapter.graph import materialise, prepare
+    from scheduler_adapter.ingest.stream import Stream
+    from scheduler_adapter.symbolic import compile_rule
 
     for entry in reversed(job["sys_path"]):
         if entry not in sys.path:
@@ -105,49 +100,16 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     expr = load_expr(Serialized(job["header"], frames))
     frames.clear()
     details = pickle.loads(job["details"])
+    rule = compile_rule(expr, details["keys"], details["annotations"], details["internal_priority"])
+    if rule is not None and rule.rule.tasks >= dask.config.get("taskdb.rule-tasks"):
+        Stream(job, rule.rest, tell, rule).run()
+        return
+    del rule
     dsk, by_type = materialise(expr)
     del expr
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
     del dsk
-    sizes, group_deps = graph.groups()
-    tell(op="graph", tasks=len(graph.dsk), external=graph.external, groups=dict(sizes), group_deps=group_deps)
-    submission = job["submission"]
-    names: list[str] = []
-
-    def added(run: Any, known: list[int]) -> None:
-        """A run is in the database. Some of its tasks may have been there."""
-        old = [i for i in known if not run.flags[i] & TaskFlag.EXTERNAL]
-        new = Counter(names[g] for g, flag in zip(run.groups, run.flags, strict=True) if not flag & TaskFlag.EXTERNAL)
-        before = Counter(names[run.groups[i]] for i in old)
-        keys = run.keys if job["flags"] & GraphFlag.RESENT else ()
-        tell(
-            op="run",
-            first=run.first_index,
-            new=dict(new - before),
-            old=dict(before),
-            known=[unpack_key(run.keys[i]) for i in old],
-            keys=keys,
-        )
-
-    with Ingest(job["address"], job["epoch"], added) as stream:
-        try:
-            there = stream.begin(
-                BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"])
-            )
-            tell(op="begun", there=there)
-            for run in runs(graph, submission, held=False, consume=True):
-                names.extend(run.new_groups)
-                stream.add(run)
-            tasks = stream.seal()
-        except Exception as e:
-            # What is in the database by now has to be counted, to be taken back.
-            with suppress(TaskDBError):
-                stream.settle()
-            if not isinstance(e, MissingKeys):
-                raise
-            tell(op="missing", keys=[unpack_key(k) for k in e.keys])
-            return
-    tell(op="done", tasks=tasks)
+    Stream(job, graph, tell).run()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 #: Graphs of these tests do not fit a window of so many tasks.
 WINDOWS = {"paged": 0, "small": 50}
-ENV = {"DASK_TASKDB__RULE_TASKS": "100", "DASK_TASKDB__LOCAL_TASKS": "100"}
+ENV = {"DASK_TASKDB__RULE_TASKS": "100", "DASK_TASKDB__LOCAL_TASKS": "100", "DASK_TASKDB__CLIENTS_RETURN": "5s"}
 
 
 @pytest.fixture(params=list(WINDOWS))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -77,8 +78,8 @@ class Writer:
         #: The peer has said what it holds: nothing is leased before.
         self._synced = False
         self._answers = Answers()
-        #: To be told the scheduler, without hurry.
-        self._forgotten: list[c.GroupCount] = []
+        #: Tasks forgotten in the open transaction, by submission and group: told once that is on disk, so that nothing is counted twice.
+        self._forgotten: Counter[tuple[str, str]] = Counter()
         self._depths = (0, 0)
         #: Result.queued as the scheduler last heard it.
         self._told_queued = 0
@@ -140,6 +141,7 @@ class Writer:
         try:
             txn = self._begin()
             result = self._engine.resync(txn, peer.epoch, held)
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
@@ -189,6 +191,7 @@ class Writer:
                     self._credit.renew(command)
                     break
             more = self._lease(txn, result) or self._todo(txn)
+            self._set_aside(result)
             self._answers.heard(txn, heard)
             self._answers.keep(txn, result, seq, refused)
         except Exception as error:
@@ -197,7 +200,6 @@ class Writer:
         self._seq = seq
         self._note_depths(txn, result)
         self._told_queued = result.queued
-        result.forgotten = self._take_forgotten() + result.forgotten
         peer.push(result, seq, refused)
         if more:
             self._wake()
@@ -238,6 +240,7 @@ class Writer:
             sealed = is_sealed(txn, command.submission)
             self._note_depths(txn, result)
             added, result.added = result.added, []
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._commit()
         except Exception as error:
@@ -308,6 +311,7 @@ class Writer:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
                 merge(result, done)
             more = self._lease(txn, result) or more
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
@@ -327,19 +331,24 @@ class Writer:
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
-        if self._peer is None:
-            return
-        if bool(result.queued) == bool(self._told_queued) and _is_only_forgotten(result):
-            # Nobody waits for that: it goes with what comes next, or with the commit.
-            self._forgotten += result.forgotten
-            return
-        self._told_queued = result.queued
-        result.forgotten = self._take_forgotten() + result.forgotten
-        self._peer.push(result, 0, ())
+        if self._peer is not None and (result or bool(result.queued) != bool(self._told_queued)):
+            self._told_queued = result.queued
+            self._peer.push(result, 0, ())
 
-    def _take_forgotten(self) -> list[c.GroupCount]:
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
+    def _set_aside(self, result: c.Result) -> None:
+        """What was forgotten goes with the commit: nobody waits for that."""
+        for x in result.forgotten:
+            self._forgotten[x.submission, x.group] += x.count
+        result.forgotten = []
+
+    def _counts(self, txn: WriteTxn) -> c.Result | None:
+        if not self._forgotten:
+            return None
+        result = c.Result(queued=self._depths[0], ready=self._depths[1])
+        result.forgotten = [c.GroupCount(submission, group, count) for (submission, group), count in self._forgotten.items()]
+        self._forgotten.clear()
+        self._answers.keep(txn, result, 0)
+        return result
 
     # ----------------------------------------------------------------------------------------------------- committing
 
@@ -378,6 +387,7 @@ class Writer:
         txn = self._txn
         assert txn is not None
         began = time.perf_counter()
+        counts = self._counts(txn)
         txn.commit()
         self._txn = None
         self._uncommitted = 0
@@ -385,8 +395,8 @@ class Writer:
         self.commit_seconds_last = time.perf_counter() - began
         seq, self._seq = self._seq, 0
         if self._peer is not None:
-            if self._forgotten:
-                self._peer.push(c.Result(forgotten=self._take_forgotten(), queued=self._depths[0], ready=self._depths[1]), 0, ())
+            if counts is not None:
+                self._peer.push(counts, 0, ())
             if seq:
                 self._peer.durable(seq)
 
@@ -427,7 +437,7 @@ class Writer:
         self._uncommitted = 0
         self._seq = 0
         self._dropped = self._leases_lost = True
-        self._forgotten = []
+        self._forgotten.clear()
         if txn is not None:
             txn.abort()
 
@@ -446,11 +456,6 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
-
-
-def _is_only_forgotten(result: c.Result) -> bool:
-    """Or empty."""
-    return not (result.added or result.leases or result.release or result.wants or result.erred or result.cancelled or result.adopted)
 
 
 def merge(into: c.Result, more: c.Result) -> None:

@@ -45,6 +45,7 @@ class Incarnation:
     def __init__(self, world: Any, number: int, config: AdapterConfig) -> None:
         self.process = Process(f"scheduler-{number}", world)
         self.config = config
+        self.began = asyncio.get_running_loop().time()
         #: Serves clients and workers.
         self.ready = False
         self.process.run(self._make)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.client import Client
 from tests.simulation.plan import Fault
-from tests.simulation.rpc import LABEL as TASKDB
+from tests.simulation.rpc import INGEST, SESSION
 from tests.stress.model import Maker, Node
 
 
@@ -87,9 +87,11 @@ class Work:
             else:
                 world.daemon.kill("at its leisure")
         elif fault.kind == "link":
-            for end in world.network.ends(TASKDB):
-                world.note("link cut")
+            for end in world.network.ends(SESSION) + world.network.ends(INGEST):
+                world.note("link cut", end.label)
                 world.network.cut(end)
+                if end.label == INGEST:
+                    world.forgive()  # a stream that breaks while the daemon lives is aborted, and its graph begins anew
         elif fault.kind == "worker":
             if world.workers:
                 world.kill_worker(self.chance.choice(list(world.workers.values())))

@@ -32,6 +32,8 @@ logger = logging.getLogger("simulation")
 
 #: Until then a lost worker is told to the database: if the scheduler dies before, the next one cannot know of what that made it run.
 TOLD_SECONDS = 6.0
+#: How long after a scheduler has begun workers may be kept from it.
+LATE_SECONDS = 8.0
 #: How long a scheduler waits for workers of the one before.
 WORKERS_RETURN_SECONDS = 5
 #: Marks lines of the trace that are not part of its digest.
@@ -156,7 +158,8 @@ class World:
         if not scheduler.process.alive or not scheduler.ready:
             raise CommClosedError("nobody listens")
         label = CLIENT if process.name.startswith("client") else WORKER
-        if label is WORKER and self._scheduler_count > 1 and self._chance.random() < self.plan.late:
+        late = label is WORKER and self._scheduler_count > 1 and self._loop.time() < scheduler.began + LATE_SECONDS
+        if late and self._chance.random() < self.plan.late:
             raise CommClosedError("simulated: it does not get through")
         ours, theirs = self.network.pair(process, scheduler.process, label)
         scheduler.process.spawn(self._accept(scheduler, theirs))
@@ -227,6 +230,10 @@ class World:
         self._begun[key] = self._loop.time()
         if before is not None and before > self._lost_at and self.may_run_once(key):
             self.failed(f"{key} runs again on {worker.name}, and nothing was lost since it began at {before:.4f} s")
+
+    def forgive(self) -> None:
+        """What has been done may be lost."""
+        self._lost_at = self._loop.time()
 
     def forgive_unknown(self) -> None:
         """A new scheduler serves. What never reached the disk, as daemon and scheduler died together, may run again; and so may what an

@@ -17,6 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from taskdb import commands as c
@@ -26,6 +27,7 @@ from taskdb.engine.refs import find_graph
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
 from taskdb.server.answers import Answer, Answers
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.codec import GraphStatus, decode_graph
 from taskdb.store.schema import U64, Table
@@ -85,8 +87,7 @@ class Writer:
         self._told_queued = 0
         self._commit_timer: asyncio.TimerHandle | None = None
         self._slice_handle: asyncio.Handle | None = None
-        #: Submissions whose stream broke and whose abort the store refused so far.
-        self._aborts: dict[str, int] = {}
+        self._unsealed = Unsealed(self._wake)
         self._closed = False
         #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
         self._leases_lost = True
@@ -233,10 +234,9 @@ class Writer:
         self._check_open()
         try:
             txn = self._begin()
-            commands: list[c.Command] = [command]
-            if type(command) is c.BeginGraph and self._half_done(txn, command.submission):
-                commands.insert(0, c.AbortGraph(command.submission))
-            result, refused = self._engine.apply(txn, epoch, 0, commands)
+            result, refused = self._engine.apply(txn, epoch, 0, [command])
+            if type(command) is c.BeginGraph:
+                self._unsealed.goes_on(command.submission)
             sealed = is_sealed(txn, command.submission)
             self._note_depths(txn, result)
             added, result.added = result.added, []
@@ -252,31 +252,24 @@ class Writer:
             raise from_kind(kind, message)
         return added, sealed
 
-    def _half_done(self, txn: ReadTxn, submission: str) -> bool:
-        """Whether a stream that is gone left it open, and its abort has yet to be done: then it begins anew.
-
-        One whose daemon died goes on: tasks of it may have run.
-        """
-        return self._aborts.pop(submission, None) is not None and is_open(txn, submission)
-
     def added(self, submission: str) -> int:
         """Tasks of an open submission that are there."""
         txn = self._begin()
         return tasks_added(txn, submission) if is_open(txn, submission) else 0
 
-    def abort_submission(self, epoch: int, submission: str) -> None:
-        """Its stream ended before seal. Never raises: what the store refuses now is tried again."""
-        self._aborts[submission] = epoch
-        self._wake()
+    def ended(self, epoch: int, submission: str) -> None:
+        """Its stream ended before seal."""
+        self._unsealed.ended(epoch, submission)
 
-    def _apply_aborts(self, txn: WriteTxn, result: c.Result) -> None:
-        for submission, epoch in list(self._aborts.items()):
-            try:
-                done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
-            except StaleEpoch:
-                done = c.Result()  # the new epoch has ended it already, or its scheduler will
-            merge(result, done)
-            del self._aborts[submission]
+    def _abort_unsealed(self, txn: WriteTxn, result: c.Result) -> None:
+        due = self._unsealed.due
+        for submission, epoch in list(due.items()):
+            # Aborted and begun again, it may be a sealed one by now.
+            if is_open(txn, submission):
+                with suppress(StaleEpoch):  # the new epoch has ended it already
+                    done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
+                    merge(result, done)
+            del due[submission]
 
     # --------------------------------------------------------------------------------------------------- background
 
@@ -301,11 +294,11 @@ class Writer:
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX
-        aborts = dict(self._aborts)
+        due = dict(self._unsealed.due)
         try:
             txn = self._begin()
-            if self._aborts:
-                self._apply_aborts(txn, result)
+            if due:
+                self._abort_unsealed(txn, result)
             more = True
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
@@ -315,7 +308,7 @@ class Writer:
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
-            self._aborts = aborts
+            self._unsealed.due.update(due)
             self._abort(error)
             self._wake(RETRY_SECONDS)
             return
@@ -452,6 +445,7 @@ class Writer:
             return
         self.flush()
         self._closed = True
+        self._unsealed.close()
         self._drop()
         if self._slice_handle is not None:
             self._slice_handle.cancel()

@@ -45,6 +45,7 @@ class Client:
         self.process = Process(self.name, world)
         self.futures: dict[Any, Future] = {}
         self.outbox = Outbox(self.name)
+        self._graphs: list[list[Node]] = []
         #: It has been connected, and may speak.
         self.ready = asyncio.Event()
         self._comm: End | None = None
@@ -129,6 +130,7 @@ class Client:
                 self.futures[node.key] = Future(node)
         self.world.submitted(nodes)
         self.world.note("submits", self.name, len(nodes), keys)
+        self._graphs.append(nodes)
         header, frames = serialize(to_serialize(Graph(nodes, retries)), on_error="raise")
         message = {
             "op": "update-graph",
@@ -143,6 +145,12 @@ class Client:
             "span_metadata": {},
         }
         self.send(message)
+
+    def unacknowledged(self) -> list[list[Node]]:
+        """Graphs that may not have been taken in yet, in order."""
+        keys = self.outbox.submitted_keys()
+        self._graphs = [graph for graph in self._graphs if any(node.key in keys for node in graph)]
+        return self._graphs
 
     def release(self, keys: list[Any]) -> None:
         self.world.note("releases", self.name, keys)

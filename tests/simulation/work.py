@@ -58,6 +58,11 @@ class Work:
     def _cancel(self, client: Client, nodes: list[Node]) -> None:
         for node in nodes:
             node.loosen("cancelled")
+        for graph in client.unacknowledged():
+            # As in stock: if a graph comes whose inputs are gone, none of it is taken.
+            if why := next((node.why_loose for node in graph if node.loose), ""):
+                for node in graph:
+                    node.loosen(why)
         self._held = {other: [node for node in held if not node.loose] for other, held in self._held.items()}
         client.cancel([node.key for node in nodes])
 
@@ -90,8 +95,6 @@ class Work:
             for end in world.network.ends(SESSION) + world.network.ends(INGEST):
                 world.note("link cut", end.label)
                 world.network.cut(end)
-                if end.label == INGEST:
-                    world.forgive()  # a stream that breaks while the daemon lives is aborted, and its graph begins anew
         elif fault.kind == "worker":
             if world.workers:
                 world.kill_worker(self.chance.choice(list(world.workers.values())))

@@ -62,6 +62,8 @@ class World:
         self.workers: dict[str, Worker] = {}
         self._worker_count = 0
         self._scheduler_count = 0
+        #: The scheduler before the latest died while it attached.
+        self._ghost = False
         tasks.attempts.clear()
         self.daemon = Daemon(self, self.network, Random(f"{plan.seed} daemon"), sync=plan.sync)
         self.scheduler = self.new_scheduler()
@@ -116,6 +118,8 @@ class World:
             now = self._loop.time()
             if not self.plan.survive or self._lost_at > now - TOLD_SECONDS:
                 self._lost_at = now
+            # Its Attach may still arrive, and fence the one that comes after it.
+            self._ghost = not self.scheduler.ready
             self.network.kill(self.scheduler.process)
             self.later(self._chance.choice((0.01, 0.2, 1.0)), self.new_scheduler)
 
@@ -130,6 +134,9 @@ class World:
     def scheduler_stopped(self, process: Process, reason: str) -> None:
         self.note("scheduler stops", process.name, reason)
         if process is self.scheduler.process:
+            if self._ghost:
+                self.kill_scheduler("it was fenced by one that is dead")
+                return
             self.failed(f"the scheduler stopped: {reason}", fatal=True)
         self.network.kill(process)
 
@@ -230,10 +237,6 @@ class World:
         self._begun[key] = self._loop.time()
         if before is not None and before > self._lost_at and self.may_run_once(key):
             self.failed(f"{key} runs again on {worker.name}, and nothing was lost since it began at {before:.4f} s")
-
-    def forgive(self) -> None:
-        """What has been done may be lost."""
-        self._lost_at = self._loop.time()
 
     def forgive_unknown(self) -> None:
         """A new scheduler serves. What never reached the disk, as daemon and scheduler died together, may run again; and so may what an

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from dask.utils import parse_bytes, parse_timedelta
 DEFAULTS = Path(__file__).with_name("taskdb.yaml")
 
 
+@functools.cache
 def register_defaults() -> None:
-    """Make `taskdb.*` known to dask.config. What the user has set is kept."""
+    """Make `taskdb.*` known to dask.config, which keeps them from then on. What the user has set is kept."""
     defaults = yaml.safe_load(DEFAULTS.read_text())
     dask.config.update_defaults(defaults)
 

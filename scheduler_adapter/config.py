@@ -16,11 +16,15 @@ from dask.utils import parse_bytes, parse_timedelta
 DEFAULTS = Path(__file__).with_name("taskdb.yaml")
 
 
-@functools.cache
 def register_defaults() -> None:
-    """Make `taskdb.*` known to dask.config, which keeps them from then on. What the user has set is kept."""
-    defaults = yaml.safe_load(DEFAULTS.read_text())
-    dask.config.update_defaults(defaults)
+    """Make `taskdb.*` known to dask.config. What the user has set is kept."""
+    dask.config.update_defaults(_shipped())
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(DEFAULTS.read_text())
+    return found
 
 
 @dataclass(frozen=True)

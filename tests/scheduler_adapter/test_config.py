@@ -55,7 +55,7 @@ def test_defaults() -> None:
 
 def test_what_the_user_set_is_kept() -> None:
     with dask.config.set({"taskdb.window": 7}):
-        register_defaults.__wrapped__()
+        register_defaults()
         assert AdapterConfig.load().window == 7
 
 

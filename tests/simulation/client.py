@@ -24,6 +24,8 @@ class Future:
     status: str = "pending"
     result: Any = None
     gathered: bool = False
+    #: Who said last what it is.
+    told_by: End | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set(self, status: str, result: Any = None) -> None:
@@ -106,7 +108,13 @@ class Client:
         future = self.futures.get(key)
         if future is not None:
             self.world.note("future", self.name, key, status)
+            future.told_by = self._comm
             future.set(status, result)
+
+    def may_reuse(self, key: Any) -> bool:
+        """Whether no report is on its way that would be taken for one of a new task of that name; stock cannot tell them apart either."""
+        future = self.futures[key]
+        return future.status == "finished" and (self._comm is None or (future.told_by is self._comm and not len(self.outbox)))
 
     def send(self, message: dict[str, Any]) -> None:
         if self._comm is None:
@@ -117,11 +125,6 @@ class Client:
             self._comm.send([message])
 
     # ---------------------------------------------------------------------------------------------------------- what it does
-
-    @property
-    def connected(self) -> bool:
-        """To the latest scheduler."""
-        return self._comm is not None and not self._comm.cut and self._comm.peer.process is self.world.scheduler.process
 
     def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
         keys = [node.key for node in wanted]

@@ -67,11 +67,8 @@ class Work:
         client.cancel([node.key for node in nodes])
 
     def _reusable(self, client: Client) -> list[Node]:
-        """Results of which nobody makes anything: their keys may come to mean other tasks. Not while a scheduler may yet die: a release is
-        not said again, and the old task may be met."""
-        if not client.connected or any(fault.kind in ("scheduler", "rival") and not fault.struck for fault in self.plan.faults):
-            return []
-        return [node for node in self._held[client] if not node.dependents and client.futures[node.key].status == "finished"]
+        """Results of which nobody makes anything: their keys may come to mean other tasks."""
+        return [node for node in self._held[client] if not node.dependents and client.may_reuse(node.key)]
 
     def _reuse(self, client: Client, old: Node) -> None:
         """Another task under the key of one that is let go of."""
@@ -85,7 +82,6 @@ class Work:
 
     def _strike(self, fault: Fault) -> None:
         world = self.world
-        fault.struck = True
         if fault.kind == "daemon":
             if fault.point:
                 world.daemon.armed = (fault.point, fault.passes)

@@ -258,6 +258,8 @@ class World:
         node = self.nodes[key]
         if node.mode != "ok":
             return False
+        if self._scheduler_count > 1 and any(dependent.mode != "ok" for dependent in node.dependents):
+            return False  # let go of when that failed, which a scheduler that died at once has not told
         held = {future.node for client in self.clients for future in client.futures.values()}
         below, seen = [node], {node}
         while below:

@@ -18,7 +18,12 @@ DEFAULTS = Path(__file__).with_name("taskdb.yaml")
 
 def register_defaults() -> None:
     """Make `taskdb.*` known to dask.config. What the user has set is kept."""
-    dask.config.update_defaults(_shipped())
+    shipped = _shipped()
+    if any(known is shipped for known in dask.config.defaults):
+        # Dask would keep them once more, and merge all it keeps.
+        dask.config.update(dask.config.config, shipped, priority="old")
+    else:
+        dask.config.update_defaults(shipped)
 
 
 @functools.cache

@@ -98,8 +98,6 @@ class Adapter:
         elif state == "live":
             logger.warning("taskdb: the daemon is back")
             self.pager.link_restored()
-            if self.submitter is not None:
-                self.submitter.arrivals.link_restored()
         else:
             # Fenced, or refused for good: a scheduler without its database must not run on.
             logger.critical("taskdb: %s; this scheduler stops", detail)

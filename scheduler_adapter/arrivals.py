@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import AbortGraph, Added, AddTasks
-from taskdb.errors import Unavailable
 
 logger = logging.getLogger("distributed.taskdb")
 
@@ -75,21 +73,6 @@ class Arrivals:
         """As stock does for a graph whose inputs are gone."""
         self.scheduler.report({"op": "cancelled-keys", "keys": list(wanted), "reason": "lost dependencies"}, client=client)
         self._end_wants(client, wanted)
-
-    def link_restored(self) -> None:
-        """The daemon is back. What it had said of forgotten tasks may be lost: once all is told, count again."""
-        internals.in_background(self.scheduler, self._count_again)
-
-    async def _count_again(self) -> None:
-        with suppress(Unavailable):  # gone again: when it is back, all of this is asked again
-            await self.pager.durable()
-            if (session := self.pager.session) is None:
-                return
-            tasks = {graph.submission: graph.tasks for graph in (await session.status()).graphs}
-            for submission in list(self.pager.residency.submissions.values()):
-                if submission.sealed and not submission.runs_under_way:
-                    submission.remaining = tasks.get(submission.name, 0)
-                    self.pager.residency.maybe_end(submission)
 
     def _added(self, added: Added) -> None:
         at = (added.submission, added.first_index)

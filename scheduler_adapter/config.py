@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +18,18 @@ DEFAULTS = Path(__file__).with_name("taskdb.yaml")
 
 def register_defaults() -> None:
     """Make `taskdb.*` known to dask.config. What the user has set is kept."""
-    defaults = yaml.safe_load(DEFAULTS.read_text())
-    dask.config.update_defaults(defaults)
+    shipped = _shipped()
+    if any(known is shipped for known in dask.config.defaults):
+        # Dask would keep them once more, and merge all it keeps.
+        dask.config.update(dask.config.config, shipped, priority="old")
+    else:
+        dask.config.update_defaults(shipped)
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(DEFAULTS.read_text())
+    return found
 
 
 @dataclass(frozen=True)

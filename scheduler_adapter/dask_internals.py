@@ -202,12 +202,12 @@ def relink(ts: TaskState, dependencies: Iterable[TaskState]) -> None:
 
 
 def let_go(scheduler: Scheduler, cs: ClientState, tss: Iterable[TaskState], stimulus_id: str) -> None:
-    """End the holder's want; stock frees or forgets what nobody else wants."""
+    """End the holder's want; stock frees or forgets what nobody else wants. Slots this opens are left open: what is queued may be let go
+    of next."""
     recommendations: dict[Any, Any] = {}
     scheduler._client_releases_keys(keys=[ts.key for ts in tss], cs=cs, recommendations=recommendations)
     if recommendations:
         scheduler.transitions(recommendations, stimulus_id)
-        scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
 
 
 def forget_held(scheduler: Scheduler, cs: ClientState, residents: Iterable[Any]) -> None:

@@ -37,6 +37,8 @@ class Outbox:
         self._kept: deque[Words] = deque()
         #: Others that were said while there was no scheduler.
         self._later: list[Words] = []
+        #: Keys that were let go of, oldest first, with the number before it: until it is known that a scheduler has that on disk.
+        self._released: dict[Any, int] = {}
 
     def __len__(self) -> int:
         """Messages that are not acknowledged."""
@@ -46,6 +48,12 @@ class Outbox:
         """The message as it is to be sent: numbered, and kept, if it must not be lost. `live`: it will be given to a scheduler now; if not,
         it is kept for the next one as far as that has a use for it."""
         op = message["op"]
+        if op == "client-releases-keys":
+            for key in message["keys"]:
+                self._released.pop(key, None)
+                self._released[key] = self._last
+        elif op == "client-desires-keys" and message.get("client") != FIRE_AND_FORGET:
+            self._wanted(message["keys"])
         for_ever = op == "client-desires-keys" and message.get("client") == FIRE_AND_FORGET
         if op not in _NUMBERED and not for_ever:
             if not live and op not in _STALE:
@@ -57,7 +65,16 @@ class Outbox:
         elif for_ever:
             # Stock's message does not say who sends it.
             message["taskdb_sender"] = self._client
-        return self._keep(message, live)
+        now = self._keep(message, live)
+        if op == "update-graph":
+            # Keys may mean other tasks now. What is kept is said to a scheduler that may know the old ones, and nothing of their end.
+            self._kept[-1]["taskdb_released"] = list(self._released)
+            self._wanted(message["keys"])
+        return now
+
+    def _wanted(self, keys: Collection[Any]) -> None:
+        for key in keys:
+            self._released.pop(key, None)
 
     def _keep(self, message: Words, live: bool) -> Words:
         self._last += 1
@@ -77,6 +94,8 @@ class Outbox:
         """Everything up to this number has taken effect, and is on disk."""
         while self._kept and self._kept[0]["taskdb_number"] <= number:
             self._kept.popleft()
+        while self._released and self._released[key := next(iter(self._released))] < number:
+            del self._released[key]
 
     def submitted_keys(self) -> set[Any]:
         """Keys of submissions that are not acknowledged."""
@@ -89,6 +108,8 @@ class Outbox:
         self._kept.clear()
         first = [self._keep(message, live=True) for message in before]
         rest = [self._keep(message, live=True) for message in after]
+        # That they are not wanted is said after `first`.
+        self._released = dict.fromkeys(self._released, self._last)
         later, self._later = self._later, []
         return first, [*rest, *later]
 
@@ -119,6 +140,7 @@ class Outbox:
     def clear(self) -> None:
         self._kept.clear()
         self._later.clear()
+        self._released.clear()
 
 
 class _Frames:

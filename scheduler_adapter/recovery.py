@@ -283,7 +283,7 @@ class Recovery(SchedulerPlugin):
 
     async def _take_in(self, ws: WorkerState, inventory: Inventory) -> None:
         """Everything the worker has: results first, so that what runs finds its inputs."""
-        memory = {key: at for at, key in enumerate(inventory.memory) if not self._known_result(ws, unpack_key(key))}
+        memory = {key: at for at, key in enumerate(inventory.memory)}
         running = {key: at for at, key in enumerate(inventory.running)}
         seceded = set(inventory.seceded)
         taken: set[bytes] = set()
@@ -330,14 +330,6 @@ class Recovery(SchedulerPlugin):
         if taken and brought.failure is not None:
             self.scheduler.stream_handlers["task-erred"](key=unpack_key(lease.key), worker=ws.address, **brought.failure)
         return taken
-
-    def _known_result(self, ws: WorkerState, key: Any) -> bool:
-        """One more copy of a result that is resident already."""
-        ts = self.scheduler.tasks.get(key)
-        if ts is None or ts.state != "memory":
-            return False
-        dask_recovery.add_replica(self.scheduler, ts, ws)
-        return True
 
 
 def chunks(keys: list[bytes]) -> Iterator[list[bytes]]:

@@ -66,6 +66,8 @@ class Residency:
         self.ending: dict[tuple[str, bytes], Any] = {}
         #: The same for clients that came back and said all they want: the command that ends the rest, and what they want.
         self.restated: dict[str, tuple[Any, set[bytes]]] = {}
+        #: Clients that are back and have yet to say what they want: they may have let go of it, and given its keys to other tasks.
+        self.unheard: set[str] = set()
         self._shared: dict[bytes, Shared] = {}
         #: Some resident has a count of dependents.
         self._counting = False
@@ -187,7 +189,7 @@ class Residency:
 
     def count_dependents(self, resident: Resident, lease: Lease) -> None:
         # One that a client wants that has not come back (yet) is not kept by that client here: only the database knows.
-        absent = any(internals.client_state(self.scheduler, client) is None for client in lease.clients)
+        absent = any(client in self.unheard or internals.client_state(self.scheduler, client) is None for client in lease.clients)
         resident.dependents = None if absent or lease.dependents == DEPENDENTS_UNKNOWN else lease.dependents
         self._counting = True
 
@@ -211,8 +213,8 @@ class Residency:
             self.restated[client][1].add(key)
 
     def is_old(self, client: str, key: bytes) -> bool:
-        """Whether a want that the database names has ended."""
-        return (client, key) in self.ending or (client in self.restated and key not in self.restated[client][1])
+        """Whether a want that the database names has ended, or may have."""
+        return client in self.unheard or (client, key) in self.ending or (client in self.restated and key not in self.restated[client][1])
 
     def want(self, ts: DaskTask, key: bytes, clients: list[str]) -> list[str]:
         """Let these clients want it. Returns those that did not."""
@@ -359,6 +361,8 @@ class Residency:
         for resident in going.values():
             if resident.task is not None:
                 self._let_go(resident, resident.task)
+        # IMPORTANT: not before: what is queued may be one that goes, whose inputs have gone.
+        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="taskdb-release")
 
     def needed_less(self, keys: Any) -> None:
         """A want, or a dependent, of these has ended: the database shall look again at what was kept against its word."""
@@ -388,7 +392,7 @@ class Residency:
         internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
         if resident.task is not None:
             # Nobody held it any more: stock has no reason to look at it.
-            self.move({ts.key: "forgotten"}, "taskdb-release")
+            self.scheduler.transitions({ts.key: "forgotten"}, "taskdb-release")
 
     def shared(self, keys: Any) -> None:
         """Tasks on disk begin to need these: stock must not release them, nor we by an old count."""

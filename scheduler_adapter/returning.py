@@ -105,6 +105,8 @@ class Returning:
     async def _hello_client(self, client: str) -> dict[str, Any]:
         self._ours.add(client)
         self._scattered[client] = set()
+        if client in self._received:
+            self.pager.residency.unheard.add(client)
         if (cs := internals.client_state(self.scheduler, client)) is not None:
             earlier = self._earlier.setdefault(client, [])
             if cs not in earlier:
@@ -174,6 +176,7 @@ class Returning:
     def leaves(self, client: str) -> None:
         """It said that it goes for good."""
         self._ours.discard(client)
+        self.pager.residency.unheard.discard(client)
         if (timer := self._away.pop(client, None)) is not None:
             timer.cancel()
 
@@ -212,6 +215,7 @@ class Returning:
 
     def restate(self, client: str, keys: Collection[Any]) -> None:
         """`taskdb-restate`: the client wants just these, whatever it wanted before."""
+        self.pager.residency.unheard.discard(client)
         cs = internals.client_state(self.scheduler, client)
         if cs is None:
             return  # it left again

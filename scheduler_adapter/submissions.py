@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from time import time
 from typing import Any
 
@@ -71,19 +71,24 @@ class Submitter:
         stimulus_id: str | None = None,
         taskdb_submission: str | None = None,
         taskdb_resent: bool = False,
+        taskdb_released: Collection[Any] = (),
         taskdb_number: int = 0,
     ) -> None:
         """Stock's `update_graph`. Errors go to the client as stock sends them; nothing is raised.
 
         `taskdb_submission`: the client's name for it, at most SUBMISSION_BYTES_MAX; `taskdb_resent`: it has been sent before, to another
-        scheduler; `taskdb_number`: see `returning.py`.
+        scheduler; `taskdb_released`: what it had let go of by then, as this one may not know; `taskdb_number`: see `returning.py`.
         """
         if taskdb_resent and self.returning.was_taken(taskdb_submission):
             return
+        if taskdb_released:
+            self.scheduler.client_releases_keys(keys=taskdb_released, client=client)
         scheduler = self.scheduler
         start = time()
         stimulus_id = stimulus_id or f"update-graph-{start}"
         keys = set(keys)
+        # What workers have under a key that was used again may be the old task's.
+        resent = taskdb_resent and keys.isdisjoint(taskdb_released)
         details = Details(
             client,
             keys,
@@ -98,7 +103,7 @@ class Submitter:
             stimulus_id,
             start,
             number=taskdb_number,
-            resent=taskdb_resent,
+            resent=resent,
         )
         internals.graph_update_begins(scheduler)
         event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}

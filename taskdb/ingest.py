@@ -34,7 +34,8 @@ class MissingKeys(InvalidRequest):
 
 
 class Ingest:
-    """One submission, from a process of its own. Leaving the context without `seal` aborts it."""
+    """One submission, from a process of its own. Left without `seal` it is not done: another Ingest goes on with it, or its scheduler
+    aborts it (AbortGraph); if neither does for some time, the daemon does."""
 
     def __init__(self, address: str, epoch: int, on_added: Callable[[c.AddTasks, list[int]], None] | None = None):
         """`on_added(run, positions)` is told of each run that is in the database, with the positions of tasks it knew before."""
@@ -57,12 +58,12 @@ class Ingest:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._requests.put(None)
         if self._call is not None:
-            # The stream's end, seen by the daemon, aborts what is not sealed; cancelling makes it seen at once.
+            # The daemon sees the stream's end at once.
             self._call.cancel()
         self._channel.close()
 
     def begin(self, command: c.BeginGraph) -> int:
-        """Register the submission; on disk on return. How many tasks of it are there already, from a stream whose daemon died: they are
+        """Register the submission; on disk on return. How many tasks of it are there already, from a stream that broke: they are
         to be said again, in the same runs. Raises Unavailable, StaleEpoch, InvalidRequest, StoreFull."""
         if self._call is not None:
             raise InvalidRequest("an Ingest carries one submission")

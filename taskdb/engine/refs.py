@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import Growth, StoredRule, decode_client, decode_graph, decode_growth, decode_ids, decode_rule
+from taskdb.store.codec import GraphStatus, Growth, StoredRule, decode_client, decode_graph, decode_growth, decode_ids, decode_rule
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 
@@ -91,3 +91,21 @@ def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
         return {}
     stored = decode_rule(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
     return dict(enumerate(unmade(stored, decode_growth(data)), stored.first_group))
+
+
+def graph_status(txn: ReadTxn, submission: str) -> int | None:
+    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
+    return None if data is None else decode_graph(0, data).status
+
+
+def tasks_added(txn: ReadTxn, submission: str) -> int:
+    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
+    return 0 if data is None else decode_graph(0, data).added
+
+
+def is_open(txn: ReadTxn, submission: str) -> bool:
+    return graph_status(txn, submission) == GraphStatus.OPEN
+
+
+def is_sealed(txn: ReadTxn, submission: str) -> bool:
+    return graph_status(txn, submission) in GraphStatus.COMPLETE

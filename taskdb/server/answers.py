@@ -1,6 +1,6 @@
 """Answers the scheduler may not have heard: kept, on disk with what they tell, until it says that it has.
 
-Not kept are leases and releases, which follow from what the scheduler holds (`Engine.resync`), and counts, which it can ask for.
+Not kept are leases and releases, which follow from what the scheduler holds (`Engine.resync`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Answers:
             wants=result.wants,
             erred=result.erred,
             cancelled=result.cancelled,
+            forgotten=result.forgotten,
             adopted=result.adopted,
             whole=result.whole,
         )

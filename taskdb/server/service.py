@@ -306,7 +306,7 @@ class Service(pb_grpc.TaskDBServicer):
 
 
 class IngestStream:
-    """One submission on its way in. Unsealed at the end of its stream, it is aborted."""
+    """One submission on its way in. What becomes of it if the stream ends before its seal: see `unsealed.py`."""
 
     def __init__(self, writer: Writer, ingests: dict[str, object]):
         self._writer = writer
@@ -366,4 +366,4 @@ class IngestStream:
     def close(self) -> None:
         if self._open:
             self._done()
-            self._writer.abort_submission(self._epoch, self._submission)
+            self._writer.ended(self._epoch, self._submission)

@@ -15,20 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from taskdb import commands as c
 from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.ingest import NoRoom
-from taskdb.engine.refs import find_graph
+from taskdb.engine.refs import is_open, is_sealed, tasks_added
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
 from taskdb.server.answers import Answer, Answers
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
-from taskdb.store.codec import GraphStatus, decode_graph
-from taskdb.store.schema import U64, Table
+from taskdb.store.schema import Table
 from taskdb.wire.convert import Refused
 from taskdb.wire.status import from_kind
 
@@ -78,17 +80,16 @@ class Writer:
         #: The peer has said what it holds: nothing is leased before.
         self._synced = False
         self._answers = Answers()
-        #: To be told the scheduler, without hurry.
-        self._forgotten: list[c.GroupCount] = []
+        #: Tasks forgotten in the open transaction, by submission and group: told once that is on disk, so that nothing is counted twice.
+        self._forgotten: Counter[tuple[str, str]] = Counter()
         self._depths = (0, 0)
         #: Result.queued as the scheduler last heard it.
         self._told_queued = 0
         self._commit_timer: asyncio.TimerHandle | None = None
         self._slice_handle: asyncio.Handle | None = None
-        #: Submissions whose stream broke and whose abort the store refused so far.
-        self._aborts: dict[str, int] = {}
         #: There was no room for more tasks of a rule, and that has been said.
         self._full = False
+        self._unsealed = Unsealed(self._wake)
         self._closed = False
         #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
         self._leases_lost = True
@@ -143,6 +144,7 @@ class Writer:
         try:
             txn = self._begin()
             result = self._engine.resync(txn, peer.epoch, held)
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
@@ -192,6 +194,7 @@ class Writer:
                     self._credit.renew(command)
                     break
             more = self._lease(txn, result) or self._todo(txn) or self._engine.may_grow(txn)
+            self._set_aside(result)
             self._answers.heard(txn, heard)
             self._answers.keep(txn, result, seq, refused)
         except Exception as error:
@@ -200,7 +203,6 @@ class Writer:
         self._seq = seq
         self._note_depths(txn, result)
         self._told_queued = result.queued
-        result.forgotten = self._take_forgotten() + result.forgotten
         peer.push(result, seq, refused)
         if more:
             self._wake()
@@ -234,13 +236,13 @@ class Writer:
         self._check_open()
         try:
             txn = self._begin()
-            commands: list[c.Command] = [command]
-            if type(command) is c.BeginGraph and self._half_done(txn, command.submission):
-                commands.insert(0, c.AbortGraph(command.submission))
-            result, refused = self._engine.apply(txn, epoch, 0, commands)
+            result, refused = self._engine.apply(txn, epoch, 0, [command])
+            if type(command) is c.BeginGraph:
+                self._unsealed.goes_on(command.submission)
             sealed = is_sealed(txn, command.submission)
             self._note_depths(txn, result)
             added, result.added = result.added, []
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._commit()
         except Exception as error:
@@ -252,31 +254,24 @@ class Writer:
             raise from_kind(kind, message)
         return added, sealed
 
-    def _half_done(self, txn: ReadTxn, submission: str) -> bool:
-        """Whether a stream that is gone left it open, and its abort has yet to be done: then it begins anew.
-
-        One whose daemon died goes on: tasks of it may have run.
-        """
-        return self._aborts.pop(submission, None) is not None and is_open(txn, submission)
-
     def added(self, submission: str) -> int:
         """Tasks of an open submission that are there."""
         txn = self._begin()
         return tasks_added(txn, submission) if is_open(txn, submission) else 0
 
-    def abort_submission(self, epoch: int, submission: str) -> None:
-        """Its stream ended before seal. Never raises: what the store refuses now is tried again."""
-        self._aborts[submission] = epoch
-        self._wake()
+    def ended(self, epoch: int, submission: str) -> None:
+        """Its stream ended before seal."""
+        self._unsealed.ended(epoch, submission)
 
-    def _apply_aborts(self, txn: WriteTxn, result: c.Result) -> None:
-        for submission, epoch in list(self._aborts.items()):
-            try:
-                done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
-            except StaleEpoch:
-                done = c.Result()  # the new epoch has ended it already, or its scheduler will
-            merge(result, done)
-            del self._aborts[submission]
+    def _abort_unsealed(self, txn: WriteTxn, result: c.Result) -> None:
+        due = self._unsealed.due
+        for submission, epoch in list(due.items()):
+            # Aborted and begun again, it may be a sealed one by now.
+            if is_open(txn, submission):
+                with suppress(StaleEpoch):  # the new epoch has ended it already
+                    done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
+                    merge(result, done)
+            del due[submission]
 
     # --------------------------------------------------------------------------------------------------- background
 
@@ -301,11 +296,11 @@ class Writer:
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX
-        aborts = dict(self._aborts)
+        due = dict(self._unsealed.due)
         try:
             txn = self._begin()
-            if self._aborts:
-                self._apply_aborts(txn, result)
+            if due:
+                self._abort_unsealed(txn, result)
             more = True
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
@@ -316,10 +311,11 @@ class Writer:
                 merge(result, done)
             more = more or growing
             more = self._lease(txn, result) or more
+            self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)
         except Exception as error:
-            self._aborts = aborts
+            self._unsealed.due.update(due)
             self._abort(error)
             self._wake(RETRY_SECONDS)
             return
@@ -345,19 +341,24 @@ class Writer:
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
-        if self._peer is None:
-            return
-        if bool(result.queued) == bool(self._told_queued) and _is_only_forgotten(result):
-            # Nobody waits for that: it goes with what comes next, or with the commit.
-            self._forgotten += result.forgotten
-            return
-        self._told_queued = result.queued
-        result.forgotten = self._take_forgotten() + result.forgotten
-        self._peer.push(result, 0, ())
+        if self._peer is not None and (result or bool(result.queued) != bool(self._told_queued)):
+            self._told_queued = result.queued
+            self._peer.push(result, 0, ())
 
-    def _take_forgotten(self) -> list[c.GroupCount]:
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
+    def _set_aside(self, result: c.Result) -> None:
+        """What was forgotten goes with the commit: nobody waits for that."""
+        for x in result.forgotten:
+            self._forgotten[x.submission, x.group] += x.count
+        result.forgotten = []
+
+    def _counts(self, txn: WriteTxn) -> c.Result | None:
+        if not self._forgotten:
+            return None
+        result = c.Result(queued=self._depths[0], ready=self._depths[1])
+        result.forgotten = [c.GroupCount(submission, group, count) for (submission, group), count in self._forgotten.items()]
+        self._forgotten.clear()
+        self._answers.keep(txn, result, 0)
+        return result
 
     # ----------------------------------------------------------------------------------------------------- committing
 
@@ -396,6 +397,7 @@ class Writer:
         txn = self._txn
         assert txn is not None
         began = time.perf_counter()
+        counts = self._counts(txn)
         txn.commit()
         self._txn = None
         self._uncommitted = 0
@@ -403,8 +405,8 @@ class Writer:
         self.commit_seconds_last = time.perf_counter() - began
         seq, self._seq = self._seq, 0
         if self._peer is not None:
-            if self._forgotten:
-                self._peer.push(c.Result(forgotten=self._take_forgotten(), queued=self._depths[0], ready=self._depths[1]), 0, ())
+            if counts is not None:
+                self._peer.push(counts, 0, ())
             if seq:
                 self._peer.durable(seq)
 
@@ -445,7 +447,7 @@ class Writer:
         self._uncommitted = 0
         self._seq = 0
         self._dropped = self._leases_lost = True
-        self._forgotten = []
+        self._forgotten.clear()
         if txn is not None:
             txn.abort()
 
@@ -460,15 +462,11 @@ class Writer:
             return
         self.flush()
         self._closed = True
+        self._unsealed.close()
         self._drop()
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
-
-
-def _is_only_forgotten(result: c.Result) -> bool:
-    """Or empty."""
-    return not (result.added or result.leases or result.release or result.wants or result.erred or result.cancelled or result.adopted)
 
 
 def merge(into: c.Result, more: c.Result) -> None:
@@ -487,21 +485,3 @@ def merge(into: c.Result, more: c.Result) -> None:
 def _is_fatal(error: BaseException) -> bool:
     """Whether no caller can answer for it: a fault of this program, or a damaged store."""
     return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)
-
-
-def _graph_status(txn: ReadTxn, submission: str) -> int | None:
-    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
-    return None if data is None else decode_graph(0, data).status
-
-
-def tasks_added(txn: ReadTxn, submission: str) -> int:
-    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
-    return 0 if data is None else decode_graph(0, data).added
-
-
-def is_open(txn: ReadTxn, submission: str) -> bool:
-    return _graph_status(txn, submission) == GraphStatus.OPEN
-
-
-def is_sealed(txn: ReadTxn, submission: str) -> bool:
-    return _graph_status(txn, submission) in GraphStatus.COMPLETE

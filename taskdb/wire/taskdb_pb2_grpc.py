@@ -83,7 +83,8 @@ class TaskDBServicer:
 
     def Ingest(self, request_iterator, context):
         """One submission, straight from an ingest process: begin, runs of tasks, seal. One IngestReply a message, in order (send a few ahead at
-        most: that is the back-pressure). If the stream ends before seal, the submission is aborted.
+        most: that is the back-pressure). If the stream ends before seal, another one may go on with
+        the submission, from its begin; if none does for some time, it is aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -167,3 +167,31 @@ def test_fired_and_forgotten(outbox: Outbox) -> None:
     assert first[1]["client"] == FIRE_AND_FORGET
     outbox.acknowledged(first[0]["taskdb_number"])
     assert said(outbox.again([])[0]) == [("client-desires-keys", ["x"])]
+
+
+def release(*keys: Any) -> dict[str, Any]:
+    return {"op": "client-releases-keys", "keys": list(keys), "client": "me"}
+
+
+def test_a_graph_that_is_said_again_says_what_was_let_go_of_before_it(outbox: Outbox) -> None:
+    """Or a scheduler that has not heard of that would take its keys for the old tasks."""
+    outbox.take(release("x", "y"), live=True)
+    assert "taskdb_released" not in outbox.take(graph("x"), live=True), "it has been said"
+    outbox.take(release("z"), live=False)
+    outbox.take(graph("w"), live=False)
+    first, _ = outbox.again(["x", "w"])
+    assert [m["taskdb_released"] for m in first] == [["x", "y"], ["y", "z"]], "x is wanted again"
+
+
+def test_what_was_let_go_of_is_remembered_until_that_is_on_disk(outbox: Outbox) -> None:
+    outbox.take(release("x"), live=True)
+    outbox.take(graph("a"), live=True)
+    outbox.take(release("y"), live=True)
+    outbox.acknowledged(1)
+    outbox.take(graph("b"), live=True)
+    first, _ = outbox.again(["b"])
+    assert [m["taskdb_released"] for m in first] == [["y"]]
+    outbox.acknowledged(3)  # of what came before that it is wanted no more
+    outbox.take(graph("c"), live=True)
+    first, _ = outbox.again(["c"])
+    assert [m["taskdb_released"] for m in first] == [["y"]]

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print the trace, with what goes over the link")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--faults", default="", help="kinds of faults, with commas, instead of all")
+    parser.add_argument("--reuse", type=float, help="how often a step gives the key of an old task to a new one, 0 to 1")
     parser.add_argument("--controls", action="store_true", help="show that faults in the system itself are caught")
     args = parser.parse_args()
     # What is left of processes that were killed ends when the collector finds it, and complains.
@@ -43,6 +44,8 @@ def seeds(args: argparse.Namespace) -> int:
     for seed in range(args.seed, args.seed + args.count):
         plan = Plan.of(seed, *([tuple(args.faults.split(","))] if args.faults else []))
         plan.verbose = args.verbose
+        if args.reuse is not None:
+            plan.reuse, plan.steps = args.reuse, 8
         outcome = run(plan)
         done += 1
         if args.verbose:
@@ -52,8 +55,9 @@ def seeds(args: argparse.Namespace) -> int:
             print(f"seed {seed}: digest {outcome.digest}")
         if outcome.failures:
             failed.append(seed)
-            faults = f" --faults {args.faults}" if args.faults else ""
-            print(f"seed {seed} FAILED: python -m tests.simulation --seed {seed}{faults}")
+            options = f" --faults {args.faults}" if args.faults else ""
+            options += f" --reuse {args.reuse}" if args.reuse is not None else ""
+            print(f"seed {seed} FAILED: python -m tests.simulation --seed {seed}{options}")
             for words in outcome.failures[:20]:
                 print(f"  {words}")
             if not args.keep_going:

@@ -24,6 +24,8 @@ class Future:
     status: str = "pending"
     result: Any = None
     gathered: bool = False
+    #: Who said last what it is.
+    told_by: End | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set(self, status: str, result: Any = None) -> None:
@@ -45,6 +47,7 @@ class Client:
         self.process = Process(self.name, world)
         self.futures: dict[Any, Future] = {}
         self.outbox = Outbox(self.name)
+        self._graphs: list[list[Node]] = []
         #: It has been connected, and may speak.
         self.ready = asyncio.Event()
         self._comm: End | None = None
@@ -105,7 +108,13 @@ class Client:
         future = self.futures.get(key)
         if future is not None:
             self.world.note("future", self.name, key, status)
+            future.told_by = self._comm
             future.set(status, result)
+
+    def may_reuse(self, key: Any) -> bool:
+        """Whether no report is on its way that would be taken for one of a new task of that name; stock cannot tell them apart either."""
+        future = self.futures[key]
+        return future.status == "finished" and (self._comm is None or (future.told_by is self._comm and not len(self.outbox)))
 
     def send(self, message: dict[str, Any]) -> None:
         if self._comm is None:
@@ -117,11 +126,6 @@ class Client:
 
     # ---------------------------------------------------------------------------------------------------------- what it does
 
-    @property
-    def connected(self) -> bool:
-        """To the latest scheduler."""
-        return self._comm is not None and not self._comm.cut and self._comm.peer.process is self.world.scheduler.process
-
     def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
         keys = [node.key for node in wanted]
         for node in wanted:
@@ -129,6 +133,7 @@ class Client:
                 self.futures[node.key] = Future(node)
         self.world.submitted(nodes)
         self.world.note("submits", self.name, len(nodes), keys)
+        self._graphs.append(nodes)
         header, frames = serialize(to_serialize(Graph(nodes, retries)), on_error="raise")
         message = {
             "op": "update-graph",
@@ -143,6 +148,12 @@ class Client:
             "span_metadata": {},
         }
         self.send(message)
+
+    def unacknowledged(self) -> list[list[Node]]:
+        """Graphs that may not have been taken in yet, in order."""
+        keys = self.outbox.submitted_keys()
+        self._graphs = [graph for graph in self._graphs if any(node.key in keys for node in graph)]
+        return self._graphs
 
     def release(self, keys: list[Any]) -> None:
         self.world.note("releases", self.name, keys)

@@ -75,7 +75,7 @@ def inventories_ignored() -> Iterator[None]:
 
 @contextmanager
 def resync_first() -> Iterator[None]:
-    """What is held is compared at once, before what was lost has been said again."""
+    """What is held is compared at once, before what was lost has been said again, and what is leased for that is believed."""
     resume = Session._resume
 
     def early(self: Session, link: Any, last_seq: int) -> None:
@@ -85,7 +85,7 @@ def resync_first() -> Iterator[None]:
         del self._outgoing[at]
         self._outgoing.appendleft(message)
 
-    with patch.object(Session, "_resume", early):
+    with patch.object(Session, "_resume", early), patch("scheduler_adapter.pager.Pager._news", lambda pager, leases: leases):
         yield
 
 

@@ -16,7 +16,6 @@ class Fault:
     #: Point of the daemon, or "".
     point: str = ""
     passes: int = 0
-    struck: bool = False
 
 
 @dataclass

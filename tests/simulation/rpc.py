@@ -16,7 +16,8 @@ from tests.simulation.network import End
 
 Serialize = Callable[[Any], bytes]
 _NONE = grpc.aio.Metadata()
-LABEL = "taskdb"
+#: Labels of streams to the daemon: the scheduler's life, and a graph on its way.
+SESSION, INGEST = "Session", "Ingest"
 
 
 def _error(code: grpc.StatusCode, details: str, trailing: Any = _NONE) -> grpc.aio.AioRpcError:
@@ -90,7 +91,7 @@ class Channel:
 
     def _call(self, path: str, serialize: Serialize, deserialize: Any, metadata: Any) -> Call:
         daemon = self._process.world.daemon
-        ours, theirs = daemon.network.pair(self._process, daemon.process, LABEL)
+        ours, theirs = daemon.network.pair(self._process, daemon.process, path.rsplit("/", 1)[-1])
         if daemon.process.alive:
             loop = asyncio.get_running_loop()
             loop.call_later(daemon.network.latency(), daemon.accept, path, metadata or (), theirs, context=daemon.process.context)

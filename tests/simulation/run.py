@@ -153,6 +153,8 @@ def _collecting_between() -> Iterator[None]:
     """The collector ends coroutines of processes that were killed: not while anything goes on."""
     global _runs
     _runs += 1
+    if _runs == 2:
+        gc.freeze()  # all modules are there: the collector need not look at them again
     if _runs % RUNS_COLLECTED == 0:
         gc.collect()
     gc.disable()

@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -45,6 +46,7 @@ class Incarnation:
     def __init__(self, world: Any, number: int, config: AdapterConfig) -> None:
         self.process = Process(f"scheduler-{number}", world)
         self.config = config
+        self.began = asyncio.get_running_loop().time()
         #: Serves clients and workers.
         self.ready = False
         self.process.run(self._make)
@@ -73,6 +75,15 @@ class Incarnation:
         """A call of one of the scheduler's handlers."""
         result = self.scheduler.handlers[op](**kwargs)
         return await result if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future) else result
+
+
+class _NoDisk:
+    """In place of `WorkSpace`: a folder for each scheduler, and the search for old ones, would take a quarter of all time."""
+
+    def __init__(self, base_dir: str) -> None: ...
+
+    def new_work_dir(self, **kwargs: Any) -> Any:
+        return SimpleNamespace(dir_path="", release=lambda: None)
 
 
 class _NoMonitor:
@@ -111,6 +122,7 @@ async def _gather_from_workers(
 def replaced(session: type[Session] = Session) -> Iterator[None]:
     """The names through which `distributed` and the adapter reach outside."""
     replacements: dict[str, Any] = {
+        "distributed.core.WorkSpace": _NoDisk,
         "distributed.scheduler.BatchedSend": Sender,
         "distributed.scheduler.get_handlers": lambda *args, **kwargs: [],
         "distributed.scheduler.setproctitle": lambda title: None,

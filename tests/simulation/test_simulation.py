@@ -31,6 +31,14 @@ def test_a_slice_of_seeds() -> None:
     assert f"{SEEDS} seeds" in ended.stdout
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", [95, 130, 240])
+def test_keys_that_are_used_again_while_schedulers_die(first: int) -> None:
+    """What belongs to the old task must not come to the new one: wants, reports, copies on workers."""
+    ended = simulate("--seed", first, "--count", 10, "--reuse", 0.5, "--faults", "scheduler,scheduler,daemon,rival", seconds=290)
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-4000:]
+
+
 @pytest.mark.parametrize("seed", [3, 12, 40])
 def test_a_seed_repeats_itself(seed: int) -> None:
     first, second = (simulate("--seed", seed, "--verbose", seconds=100).stdout for _ in range(2))
@@ -38,7 +46,8 @@ def test_a_seed_repeats_itself(seed: int) -> None:
     assert "digest" in first
 
 
+@pytest.mark.timeout(300)
 def test_controls_are_caught() -> None:
-    ended = simulate("--controls", seconds=110)
+    ended = simulate("--controls", seconds=290)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     assert ended.stdout.count(": caught") == 5

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.client import Client
 from tests.simulation.plan import Fault
-from tests.simulation.rpc import LABEL as TASKDB
+from tests.simulation.rpc import INGEST, SESSION
 from tests.stress.model import Maker, Node
 
 
@@ -58,15 +58,17 @@ class Work:
     def _cancel(self, client: Client, nodes: list[Node]) -> None:
         for node in nodes:
             node.loosen("cancelled")
+        for graph in client.unacknowledged():
+            # As in stock: if a graph comes whose inputs are gone, none of it is taken.
+            if why := next((node.why_loose for node in graph if node.loose), ""):
+                for node in graph:
+                    node.loosen(why)
         self._held = {other: [node for node in held if not node.loose] for other, held in self._held.items()}
         client.cancel([node.key for node in nodes])
 
     def _reusable(self, client: Client) -> list[Node]:
-        """Results of which nobody makes anything: their keys may come to mean other tasks. Not while a scheduler may yet die: a release is
-        not said again, and the old task may be met."""
-        if not client.connected or any(fault.kind in ("scheduler", "rival") and not fault.struck for fault in self.plan.faults):
-            return []
-        return [node for node in self._held[client] if not node.dependents and client.futures[node.key].status == "finished"]
+        """Results of which nobody makes anything: their keys may come to mean other tasks."""
+        return [node for node in self._held[client] if not node.dependents and client.may_reuse(node.key)]
 
     def _reuse(self, client: Client, old: Node) -> None:
         """Another task under the key of one that is let go of."""
@@ -80,15 +82,14 @@ class Work:
 
     def _strike(self, fault: Fault) -> None:
         world = self.world
-        fault.struck = True
         if fault.kind == "daemon":
             if fault.point:
                 world.daemon.armed = (fault.point, fault.passes)
             else:
                 world.daemon.kill("at its leisure")
         elif fault.kind == "link":
-            for end in world.network.ends(TASKDB):
-                world.note("link cut")
+            for end in world.network.ends(SESSION) + world.network.ends(INGEST):
+                world.note("link cut", end.label)
                 world.network.cut(end)
         elif fault.kind == "worker":
             if world.workers:

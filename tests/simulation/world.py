@@ -32,6 +32,8 @@ logger = logging.getLogger("simulation")
 
 #: Until then a lost worker is told to the database: if the scheduler dies before, the next one cannot know of what that made it run.
 TOLD_SECONDS = 6.0
+#: How long after a scheduler has begun workers may be kept from it.
+LATE_SECONDS = 8.0
 #: How long a scheduler waits for workers of the one before.
 WORKERS_RETURN_SECONDS = 5
 #: Marks lines of the trace that are not part of its digest.
@@ -60,6 +62,8 @@ class World:
         self.workers: dict[str, Worker] = {}
         self._worker_count = 0
         self._scheduler_count = 0
+        #: The scheduler before the latest died while it attached.
+        self._ghost = False
         tasks.attempts.clear()
         self.daemon = Daemon(self, self.network, Random(f"{plan.seed} daemon"), sync=plan.sync)
         self.scheduler = self.new_scheduler()
@@ -114,6 +118,8 @@ class World:
             now = self._loop.time()
             if not self.plan.survive or self._lost_at > now - TOLD_SECONDS:
                 self._lost_at = now
+            # Its Attach may still arrive, and fence the one that comes after it.
+            self._ghost = not self.scheduler.ready
             self.network.kill(self.scheduler.process)
             self.later(self._chance.choice((0.01, 0.2, 1.0)), self.new_scheduler)
 
@@ -128,6 +134,9 @@ class World:
     def scheduler_stopped(self, process: Process, reason: str) -> None:
         self.note("scheduler stops", process.name, reason)
         if process is self.scheduler.process:
+            if self._ghost:
+                self.kill_scheduler("it was fenced by one that is dead")
+                return
             self.failed(f"the scheduler stopped: {reason}", fatal=True)
         self.network.kill(process)
 
@@ -156,7 +165,8 @@ class World:
         if not scheduler.process.alive or not scheduler.ready:
             raise CommClosedError("nobody listens")
         label = CLIENT if process.name.startswith("client") else WORKER
-        if label is WORKER and self._scheduler_count > 1 and self._chance.random() < self.plan.late:
+        late = label is WORKER and self._scheduler_count > 1 and self._loop.time() < scheduler.began + LATE_SECONDS
+        if late and self._chance.random() < self.plan.late:
             raise CommClosedError("simulated: it does not get through")
         ours, theirs = self.network.pair(process, scheduler.process, label)
         scheduler.process.spawn(self._accept(scheduler, theirs))
@@ -248,6 +258,8 @@ class World:
         node = self.nodes[key]
         if node.mode != "ok":
             return False
+        if self._scheduler_count > 1 and any(dependent.mode != "ok" for dependent in node.dependents):
+            return False  # let go of when that failed, which a scheduler that died at once has not told
         held = {future.node for client in self.clients for future in client.futures.values()}
         below, seen = [node], {node}
         while below:

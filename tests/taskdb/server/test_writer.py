@@ -13,6 +13,7 @@ from taskdb import commands as c
 from taskdb.config import ServerConfig, StoreConfig
 from taskdb.engine.engine import Engine
 from taskdb.errors import InvalidRequest, InvariantBroken, StaleEpoch, StoreFull, TaskDBError, Unavailable
+from taskdb.server import unsealed
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
 from taskdb.server.writer import Writer
 from taskdb.store.memory_store import MemoryStore
@@ -267,18 +268,31 @@ def test_an_ingest_that_finds_the_store_full_costs_the_session_nothing(monkeypat
     story(test)
 
 
-def test_a_stream_that_broke_and_comes_again_begins_anew() -> None:
+def test_a_stream_that_broke_goes_on() -> None:
     async def test() -> None:
         bench = Bench(MemoryStore())
         peer = await bench.attach()
         bench.writer.ingest(peer.epoch, begin("i"))
         bench.writer.ingest(peer.epoch, run_of("i", keys_of(3)))
-        bench.writer.abort_submission(peer.epoch, "i")
+        bench.writer.ended(peer.epoch, "i")
         bench.writer.ingest(peer.epoch, begin("i"))
-        bench.writer.ingest(peer.epoch, run_of("i", keys_of(5)))
+        assert bench.writer.added("i") == 3
+        bench.writer.ingest(peer.epoch, run_of("i", keys_of(3)))
         _, sealed = bench.writer.ingest(peer.epoch, c.SealGraph("i"))
-        assert sealed
-        await until_async(lambda: bench.tasks() == 5, "the first attempt to be forgotten")
+        assert (sealed, bench.tasks()) == (True, 3)
+
+    story(test)
+
+
+def test_a_stream_that_broke_and_does_not_come_again_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(unsealed, "PATIENCE_SECONDS", 0.01)
+        bench = Bench(MemoryStore(), interval_ms=1)
+        peer = await bench.attach()
+        bench.writer.ingest(peer.epoch, begin("i"))
+        bench.writer.ingest(peer.epoch, run_of("i", keys_of(3)))
+        bench.writer.ended(peer.epoch, "i")
+        await until_async(lambda: bench.tasks() == 0, "it to be forgotten")
 
     story(test)
 

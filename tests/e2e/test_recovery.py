@@ -214,7 +214,18 @@ def test_deaths_of_workers_count_across_restarts(tmp_path: Path, window: int | N
         cluster.start_worker(wait=False)
         with pytest.raises(KilledWorker):
             killer.result(timeout=60)
-        assert len(runs(tmp_path / "died")) == 1 or runs(tmp_path / "died").total() == 3
+        assert runs(tmp_path / "died").total() == 3
+
+
+def test_deaths_of_workers_count_though_an_input_is_lost_with_them(tmp_path: Path, window: int | None) -> None:
+    """The task leaves the scheduler then, and comes again."""
+    env = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
+    with Cluster(tmp_path, window=window, workers=1, worker_args=(("--nanny",),), env=env) as cluster, Client(cluster.address) as client:
+        killer = client.submit(f.die_always, str(tmp_path / "died"), client.submit(f.inc, 1))
+        with pytest.raises(KilledWorker):
+            killer.result(timeout=60)
+        assert runs(tmp_path / "died").total() == 3
+        assert cluster.faults() == []
 
 
 def test_a_shuffle_begins_anew(tmp_path: Path, window: int | None) -> None:

@@ -128,6 +128,11 @@ def shuffle_has_begun(dask_scheduler: Any) -> bool:
     return bool(shuffles) and len(done) > 2
 
 
+def wait_for_workers_no_more(dask_scheduler: Any) -> None:
+    """As when the time for them to come back is over."""
+    dask_scheduler.taskdb.recovery._give_up()
+
+
 async def told_all(dask_scheduler: Any) -> None:
     """Everything that happened so far is on disk."""
     pager = dask_scheduler.taskdb.pager

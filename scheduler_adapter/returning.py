@@ -190,9 +190,9 @@ class Returning:
     def leaves(self, client: str) -> None:
         """It said that it goes for good."""
         self._ours.discard(client)
-        self._has_said_again(client)
         if (timer := self._away.pop(client, None)) is not None:
             timer.cancel()
+        self._has_said_again(client)
 
     def may_return(self, client: str) -> bool:
         """Its stream has ended. True: it is not to be taken for gone yet."""

@@ -28,7 +28,7 @@ class Adoption:
         if ws.address not in scheduler.workers:
             if resident is None:
                 # It left while the database was asked, which believes that we have it: give it back.
-                residency.window.changed[Resident(key, lease.id, None, paged=True, told=Level.MEMORY)] = None
+                residency.give_back(lease, Level.MEMORY)
             return False
         if resident is not None and not resident.stub:
             if resident.task.state == "memory":
@@ -52,7 +52,7 @@ class Adoption:
         # Stock itself forgets it if it is lost, and the database says whether it runs again.
         ts.has_lost_dependencies = not data
         residency.count_dependents(resident, lease)
-        residency.rank(ts, lease)
+        residency.rank(resident, lease)
         internals.hold(ts, residency.holder)
         internals.observe(scheduler, [ts], None, ())
         for client in residency.want(ts, lease.key, lease.clients):
@@ -70,8 +70,7 @@ class Adoption:
             return False
         deps = residency.dependencies(lease)
         if deps is None or any(dep.task.state != "memory" for dep in deps) or ws not in scheduler.running:
-            # Give it back.
-            residency.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
+            residency.give_back(lease, Level.HELD)
             return False
         spec, annotations = residency.spec(lease)
         ts = residency.enter(key, lease, resident, spec, annotations)

@@ -199,7 +199,7 @@ class Pager(SchedulerPlugin):
                 out.append(self._failure(resident))
                 continue
             nbytes = ts.nbytes if level is Level.MEMORY else -1
-            rows.append((resident.id, level, nbytes, *((-1, 0) if ts is None else (ts.retries, ts.suspicious))))
+            rows.append((resident.id, level, nbytes, *resident.failures))
         if rows:
             out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True))))
         return out

@@ -98,8 +98,8 @@ class Residency:
                 resident = None
             deps = self.dependencies(lease)
             if deps is None:
-                # A dependency left while the lease was under way: give it back.
-                self.window.changed[Resident(key, lease.id, None, paged=True, told=Level.HELD)] = None
+                # A dependency left while the lease was under way.
+                self.give_back(lease, Level.HELD)
                 continue
             ts = self.enter(key, lease, resident, spec, annotations)
             internals.relink(ts, [dep.task for dep in deps])
@@ -119,6 +119,12 @@ class Residency:
         start.sort(key=lambda ts: ts.priority, reverse=True)
         recommendations.update({ts.key: "waiting" for ts in start})
         self.move(recommendations, "taskdb-page-in")
+
+    def give_back(self, lease: Lease, believed: Level) -> None:
+        """What the database believes that the scheduler has, and it has not."""
+        resident = Resident(unpack_key(lease.key), lease.id, None, paged=True, told=believed)
+        resident.failures = (lease.retries, lease.suspicious)
+        self.window.changed[resident] = None
 
     def _claimed(self, key: Any, lease: Lease) -> bool:
         """A worker has what was leased, or something else under its key."""
@@ -180,8 +186,7 @@ class Residency:
         self.count_dependents(resident, lease)
         if annotations:
             internals.annotate(self.scheduler, ts, annotations)
-        self.rank(ts, lease)
-        resident.failures = (ts.retries, ts.suspicious)
+        self.rank(resident, lease)
         internals.hold(ts, self.holder)
         self.want(ts, lease.key, lease.clients)
         self.window.leased.add(resident)
@@ -193,13 +198,14 @@ class Residency:
         resident.dependents = None if absent or lease.dependents == DEPENDENTS_UNKNOWN else lease.dependents
         self._counting = True
 
-    def rank(self, ts: DaskTask, lease: Lease) -> None:
+    def rank(self, resident: Resident, lease: Lease) -> None:
         """Its place in the order, and how often it may fail and has failed."""
-        rank = lease.rank
+        ts, rank = resident.task, lease.rank
         ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
+        resident.failures = (ts.retries, ts.suspicious)
 
     def wanted_again(self, client: str, keys: Any) -> None:
         """A client that let go of these wants them again: what the database says of its wants is no longer old."""

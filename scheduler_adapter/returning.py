@@ -33,6 +33,8 @@ CLIENTS = b"clients\0"
 _NUMBER_BYTES = 8
 #: Keys of one Want.
 WANT_KEYS = 100_000
+#: How long, at most, nothing is leased while a client says again what it said before.
+AGAIN_SECONDS_MAX = 10.0
 #: How often it is looked whether what a client said has been taken in.
 TAKEN_IN_SECONDS = 0.01
 
@@ -69,6 +71,8 @@ class Returning:
         self._earlier: dict[str, list[ClientState]] = {}
         #: Those whose stream broke, until they say what they want now.
         self._away: dict[str, asyncio.TimerHandle] = {}
+        #: Those that are saying their graphs again: nothing is leased until all is said, for so long at most.
+        self._again: dict[str, asyncio.TimerHandle] = {}
         #: Last number of each client that has taken effect, here or in the scheduler before.
         self._received = numbered_clients(kept)
         #: Submissions that the scheduler before took in.
@@ -84,7 +88,7 @@ class Returning:
         undo.set_item(scheduler.stream_handlers, "taskdb-restate", self.restate)
 
     def close(self) -> None:
-        for timer in (self._timer, *self._away.values()):
+        for timer in (self._timer, *self._away.values(), *self._again.values()):
             if timer is not None:
                 timer.cancel()
         if self._acknowledging is not None:
@@ -117,6 +121,18 @@ class Returning:
         return self._answer(self._received.get(client, 0))
 
     # ----------------------------------------------------------------------------------------------------- submissions
+
+    def says_again(self, client: str) -> None:
+        """A client has begun to say its graphs again, inputs first. What was computed from an input may be there, and that is not known
+        until it has been said, too: so nothing runs before."""
+        if client in self._scattered and client not in self._again:
+            self.pager.holding += 1
+            self._again[client] = asyncio.get_running_loop().call_later(AGAIN_SECONDS_MAX, self._has_said_again, client)
+
+    def _has_said_again(self, client: str) -> None:
+        if (timer := self._again.pop(client, None)) is not None:
+            timer.cancel()
+            self.pager.hold_less()
 
     def was_taken(self, submission: str | None) -> bool:
         """Whether the scheduler before took in this graph, though its number may not say so."""
@@ -179,6 +195,7 @@ class Returning:
         self.pager.residency.unheard.discard(client)
         if (timer := self._away.pop(client, None)) is not None:
             timer.cancel()
+        self._has_said_again(client)
 
     def may_return(self, client: str) -> bool:
         """Its stream has ended. True: it is not to be taken for gone yet."""
@@ -218,7 +235,8 @@ class Returning:
         self.pager.residency.unheard.discard(client)
         cs = internals.client_state(self.scheduler, client)
         if cs is None:
-            return  # it left again
+            self._has_said_again(client)  # it left again
+            return
         keys = set(keys) | self._scattered.pop(client, set())
         self.on_returned(client)
         if (timer := self._away.pop(client, None)) is not None:
@@ -247,5 +265,6 @@ class Returning:
         drop = DropClient(client)
         pager.residency.restated[client] = drop, set(packed)
         pager.send(drop, *wants, urgent=True)
+        self._has_said_again(client)
         if unknown := [key for key in strange if key not in scheduler.tasks]:
             pager.tell_unknown(client, unknown)

@@ -109,6 +109,7 @@ class Submitter:
         event: dict[str, Any] = {"action": "update-graph", "stimulus_id": stimulus_id, "status": "error"}
         try:
             if taskdb_resent:
+                self.returning.says_again(client)
                 await self.pager.workers_are_back()
             details.name = self.returning.name(taskdb_submission)
             graph = await self._read_here(expr_ser, details)
@@ -161,8 +162,8 @@ class Submitter:
 
     def room(self) -> int:
         """What is left of the window's budget."""
-        if self.pager.recovering:
-            return 0  # a task that is known on disk may be running on a worker that has yet to say so
+        if self.pager.recovering or self.pager.holding:
+            return 0  # a task may be running, or be done, on a worker that has yet to say so
         return self.config.window - len(self.scheduler.tasks)
 
     # ---------------------------------------------------------------------------------------------------------- small

@@ -82,7 +82,7 @@ class Wholes:
                 ts.add_dependency(window.by_id[dep].task)
             if annotations:
                 internals.annotate(scheduler, ts, annotations)
-            residency.rank(ts, lease)
+            residency.rank(resident, lease)
             tasks.append((ts, lease))
         internals.observe(scheduler, [ts for ts, _ in tasks], None, ())
         wanted: dict[Any, Any] = {}

@@ -14,6 +14,7 @@ from taskdb.model import Level
 _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEASED, "forgotten": Level.OUT}
 #: Levels that end a result.
 _LET_GO = (Level.RELEASED, Level.OUT)
+_NO_FAILURES = (-1, 0)
 
 
 class Resident:
@@ -43,8 +44,8 @@ class Resident:
         self.kept = False
         #: Runs of tasks that had been sent when it was let go of.
         self.left_at = 0
-        #: What the database knows with it: retries left, and how often a worker died of it. None: whatever is first seen.
-        self.failures: tuple[int, int] | None = None
+        #: What the database knows with it: retries left, and how often a worker died of it. A new task's are what its graph says.
+        self.failures: tuple[int, int] = _NO_FAILURES if task is None else (task.retries, task.suspicious)
 
     def level(self) -> Level:
         task = self.task
@@ -78,7 +79,9 @@ class Window:
             self.by_id[id] = resident
 
     def drop(self, resident: Resident) -> None:
-        """It has left the scheduler; its last level (OUT) is still to be told."""
+        """It has left the scheduler; its last level (OUT) is still to be told, and how often it has failed by then."""
+        if resident.task is not None:
+            resident.failures = (resident.task.retries, resident.task.suspicious)
         resident.task = None
         if self.by_key.get(resident.key) is resident:
             del self.by_key[resident.key]
@@ -106,7 +109,7 @@ class Window:
                 continue
             task = resident.task
             failures = resident.failures if task is None else (task.retries, task.suspicious)
-            if level is not resident.told or (failures != resident.failures and resident.failures is not None):
+            if level is not resident.told or failures != resident.failures:
                 resident.told = level
                 out.append((resident, level))
             resident.failures = failures

@@ -10,6 +10,7 @@ import importlib
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -36,13 +37,16 @@ def main(path: str) -> None:
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _end(path)
     while True:
         for event, _ in selector.select():
             if event.fileobj is not listener:
                 if not os.read(sys.stdin.fileno(), 1024):
-                    os.killpg(0, signal.SIGKILL)
+                    _end(path)
                 continue
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -53,6 +57,12 @@ def main(path: str) -> None:
                 finally:
                     os._exit(0)
             connection.close()
+
+
+def _end(path: str) -> None:
+    """The scheduler is gone; if it was killed, nobody else removes its folder."""
+    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def work(connection: socket.socket) -> None:

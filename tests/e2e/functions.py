@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -85,7 +86,7 @@ def die_once(path: str, x: int) -> int:
     return x
 
 
-def die_always(path: str) -> None:
+def die_always(path: str, needed: Any = None) -> None:
     """Every call ends its worker."""
     with open(path, "a") as f:
         f.write(f"{os.getpid()}\n")
@@ -127,9 +128,17 @@ def shuffle_has_begun(dask_scheduler: Any) -> bool:
     return bool(shuffles) and len(done) > 2
 
 
+def wait_for_workers_no_more(dask_scheduler: Any) -> None:
+    """As when the time for them to come back is over."""
+    dask_scheduler.taskdb.recovery._give_up()
+
+
 async def told_all(dask_scheduler: Any) -> None:
     """Everything that happened so far is on disk."""
-    await dask_scheduler.taskdb.pager.durable()
+    pager = dask_scheduler.taskdb.pager
+    while pager.window.changed:  # of a task without an id nothing can be told yet
+        await asyncio.sleep(0.01)
+    await pager.durable()
 
 
 def where(*deps: Any) -> str:

@@ -296,8 +296,11 @@ def test_nothing_survives_a_killed_scheduler(tmp_path: Path) -> None:
             assert client.run_on_scheduler(f.processing) == 0
         family = descendants(cluster.scheduler.pid)
         assert len(family) >= 2
+        (folder,) = [Path(word).parent for p in family for word in p.cmdline() if "/taskdb-ingest-" in word]
+        assert folder.exists()
         cluster.kill(cluster.scheduler)
         assert psutil.wait_procs(family, timeout=15)[1] == []
+        assert not folder.exists()
 
 
 LOCAL = """

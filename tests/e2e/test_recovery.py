@@ -108,7 +108,7 @@ def test_stock_workers_compute_it_again(tmp_path: Path, window: int | None) -> N
 
 def test_a_worker_dies_with_the_scheduler(tmp_path: Path, window: int | None) -> None:
     """What it held runs again; what the other holds does not. Nobody comes in its place: it is waited for, not for ever."""
-    env = {"DASK_TASKDB__WORKERS_RETURN": "3s"}
+    env = {"DASK_TASKDB__WORKERS_RETURN": "8s"}
     with Cluster(tmp_path, window=window, survive=True, env=env) as cluster, Client(cluster.address) as client:
         futures = [client.submit(f.count_run, str(tmp_path / "runs"), i) for i in range(40)]
         wait(futures, timeout=PATIENCE_SECONDS)
@@ -137,7 +137,7 @@ def test_everything_is_killed_at_once(tmp_path: Path, window: int | None) -> Non
         cluster.start_scheduler()
         for _ in range(2):
             cluster.start_worker(wait=False)
-        client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.taskdb.recovery._give_up())  # as when the time is over
+        client.run_on_scheduler(f.wait_for_workers_no_more)
         assert future.result(timeout=60) == sum(range(1, 61))
         assert cluster.faults() == []
 
@@ -214,7 +214,18 @@ def test_deaths_of_workers_count_across_restarts(tmp_path: Path, window: int | N
         cluster.start_worker(wait=False)
         with pytest.raises(KilledWorker):
             killer.result(timeout=60)
-        assert len(runs(tmp_path / "died")) == 1 or runs(tmp_path / "died").total() == 3
+        assert runs(tmp_path / "died").total() == 3
+
+
+def test_deaths_of_workers_count_though_an_input_is_lost_with_them(tmp_path: Path, window: int | None) -> None:
+    """The task leaves the scheduler then, and comes again."""
+    env = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
+    with Cluster(tmp_path, window=window, workers=1, worker_args=(("--nanny",),), env=env) as cluster, Client(cluster.address) as client:
+        killer = client.submit(f.die_always, str(tmp_path / "died"), client.submit(f.inc, 1))
+        with pytest.raises(KilledWorker):
+            killer.result(timeout=60)
+        assert runs(tmp_path / "died").total() == 3
+        assert cluster.faults() == []
 
 
 def test_a_shuffle_begins_anew(tmp_path: Path, window: int | None) -> None:

@@ -139,8 +139,7 @@ def test_killed_right_after_a_submission(tmp_path: Path, window: int | None) -> 
     """Each submission runs, whatever had become of it: on its way, taken in, on disk, acknowledged, finished."""
     rounds, seed = 8, 20260801
     chance = random.Random(seed)
-    env = {"DASK_TASKDB__WORKERS_RETURN": "2s"}
-    with Cluster(tmp_path, window=window, workers=1, worker_args=(SURVIVES,), env=env) as cluster:
+    with Cluster(tmp_path, window=window, workers=1, worker_args=(SURVIVES,)) as cluster:
         with returning(cluster.address) as client:
             for number in range(rounds):
                 runs = tmp_path / f"runs-{number}"
@@ -157,6 +156,7 @@ def test_killed_right_after_a_submission(tmp_path: Path, window: int | None) -> 
                 cluster.start_scheduler()
                 if number % 2:
                     cluster.start_worker(*SURVIVES, wait=False)
+                    client.run_on_scheduler(f.wait_for_workers_no_more)
                 assert client.gather(second) == [1, 2, 3], said
                 ran = lines(runs)
                 for value, key in enumerate((first.key, *[x.key for x in second])):
@@ -186,6 +186,27 @@ def test_what_took_effect_is_not_said_again(tmp_path: Path, window: int | None) 
         assert len(client.taskdb.outbox) == 0
         assert client.submit(f.count_run, str(runs), 3, kept, key="new").result(timeout=2 * PATIENCE_SECONDS) == 3
         assert lines(runs) == ["1", "2", "3"]
+
+
+def test_inputs_of_what_is_done_do_not_run_again(tmp_path: Path) -> None:
+    """Nothing of it is on disk: all is said again, inputs first, and the workers have only what came of them."""
+    n, runs = 20, tmp_path / "runs"
+    with Cluster(tmp_path, workers=1, worker_args=(SURVIVES,)) as cluster:
+        with returning(cluster.address) as client:
+            assert cluster.daemon is not None
+            cluster.kill(cluster.daemon)
+            head = client.submit(f.count_run, str(runs), 100, key="head")
+            after = [client.submit(f.count_run, str(runs), i, head, key=f"after-{i}") for i in range(n)]
+            wait(after, timeout=PATIENCE_SECONDS)
+            del head
+            until(lambda: "head" not in str(client.run(lambda dask_worker: list(dask_worker.data))), "it is let go of")
+            kill(cluster, client)
+            cluster.start_daemon()
+            cluster.start_scheduler()
+            assert client.gather(after) == list(range(n))
+            assert sorted(map(int, lines(runs))) == [*range(n), 100]
+            del after
+        nothing_is_left(cluster)
 
 
 def test_large_graph_in_the_middle_of_its_ingest(tmp_path: Path, window: int | None) -> None:
@@ -268,9 +289,9 @@ def test_client_that_does_not_come_back(tmp_path: Path, window: int | None) -> N
     env = {"DASK_TASKDB__CLIENTS_RETURN": "1s"}
     with Cluster(tmp_path, window=window, workers=1, worker_args=((*SURVIVES, "--nthreads", "4"),), env=env) as cluster:
         with other_client(cluster, tmp_path / "runs", tmp_path / "gate") as other:
+            until(lambda: known_to_the_database(cluster) == {"kept", "waits"}, "what it wants is on disk")
             cluster.kill(cluster.scheduler)
             cluster.kill(other)
-        assert known_to_the_database(cluster) == {"kept", "waits"}
         cluster.start_scheduler()
         until(lambda: known_to_the_database(cluster) == set(), "what it wanted is let go of")
         assert "1 clients did not come back" in cluster.scheduler_log()

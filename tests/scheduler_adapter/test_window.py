@@ -53,6 +53,30 @@ def test_a_failure_is_told_though_the_level_is_the_same() -> None:
         assert window.changes() == told
 
 
+def test_a_failure_before_the_task_has_an_id_is_told() -> None:
+    window = Window()
+    r = resident("a")
+    window.add(r)
+    r.task.suspicious = 2
+    window.changed[r] = None
+    assert window.changes() == []
+    window.identify(r, 1)
+    assert window.changes() == [(r, Level.HELD)]
+    assert r.failures == (0, 2)
+
+
+def test_failures_are_told_with_what_leaves() -> None:
+    """A worker died, and with it an input: the task leaves, and comes again from the database."""
+    window = Window()
+    r = resident("a", 1)
+    window.add(r)
+    r.task.suspicious = 1
+    window.changed[r] = None
+    window.drop(r)
+    assert window.changes() == [(r, Level.OUT)]
+    assert r.failures == (0, 1)
+
+
 def test_a_difference_is_told_once() -> None:
     window = Window()
     r = resident("a", 1)

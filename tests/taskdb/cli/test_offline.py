@@ -103,7 +103,7 @@ def test_verify_a_whole_store(data: Path) -> None:
     before = files(data)
     report = ask("verify", "--data", str(data))
     assert report["ok"]
-    assert (report["violations"], report["first"], report["format"], report["rules"]) == ({}, None, FORMAT_VERSION, 11)
+    assert (report["violations"], report["first"], report["format"], report["rules"]) == ({}, None, FORMAT_VERSION, 12)
     assert report["states"] == {"waiting": 2, "queued": 5, "processing": 2, "memory": 3, "released": 1, "erred": 1}
     assert (report["tasks"], report["graphs"], report["clients"], report["wanted"], report["kept"]) == (14, 3, 2, 3, 3)
     assert report["pages"] > 20

@@ -56,7 +56,7 @@ down:
 
 cases: $(VENV)/dev
 	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }
-	@$(BIN)/python -m demo.cluster $(if $(WINDOW),--window $(WINDOW)) -- $(BIN)/python $(CASES)/run_cases.py {address} $(ARGS)
+	@$(BIN)/python -m demo.cluster --nanny $(if $(WINDOW),--window $(WINDOW)) -- $(BIN)/python $(CASES)/run_cases.py {address} $(ARGS)
 
 cases-crash: $(VENV)/dev
 	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }

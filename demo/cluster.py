@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, help="tasks the scheduler may hold")
     parser.add_argument("--stock", action="store_true", help="without the database, for comparison")
     parser.add_argument("--survive", action="store_true", help="workers, and clients of the command, that outlive their scheduler")
+    parser.add_argument("--nanny", action="store_true", help="a worker that dies is started again")
     parser.add_argument("--hook", action="store_true", help="MIDWAY_HOOK for the command: kills the scheduler with -9 and starts it again")
     parser.add_argument("--times", type=int, default=1, metavar="N", help="run the command so often")
     parser.add_argument("command", nargs="+", help="{address} stands for the scheduler's address")
@@ -78,7 +79,8 @@ def main() -> int:
         env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = "['scheduler_adapter.client']"
     failed = 0
     try:
-        with temporary_cluster(stock=args.stock, window=args.window, survive=args.survive) as cluster:
+        worker = ("--nanny",) if args.nanny else ()
+        with temporary_cluster(stock=args.stock, window=args.window, survive=args.survive, worker=worker) as cluster:
             if args.hook:
                 thread, env["MIDWAY_HOOK"] = hook(cluster, cluster.folder)
                 thread.start()

@@ -46,6 +46,8 @@ class AdapterConfig:
     connect_timeout_seconds: float
     local_bytes: int
     local_tasks: int
+    #: Fewest tasks of a graph that is sent as a rule.
+    rule_tasks: int
     #: After a restart: how long the workers and the clients of the scheduler before are waited for.
     workers_return_seconds: float
     clients_return_seconds: float
@@ -68,6 +70,7 @@ class AdapterConfig:
             connect_timeout_seconds=read("connect-timeout", _seconds, 'a number of seconds, or a text like "10s"', 0),
             local_bytes=read("local-bytes", _size, 'a number of bytes, or a text like "1 MiB"', 0),
             local_tasks=read("local-tasks", _whole, "a number of tasks", 0),
+            rule_tasks=read("rule-tasks", _whole, "a number of tasks", 0),
             workers_return_seconds=read("workers-return", _seconds, 'a number of seconds, or a text like "30s"', 0),
             clients_return_seconds=read("clients-return", _seconds, 'a number of seconds, or a text like "1m"', 0),
         )

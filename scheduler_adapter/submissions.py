@@ -345,6 +345,7 @@ class Submitter:
             "address": pager.session.address,
             "epoch": pager.session.epoch,
             "config": dask.config.config,
+            "rule_tasks": self.config.rule_tasks,
             "header": expr_ser.header,
             "details": dumps({"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}),
         }

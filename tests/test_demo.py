@@ -134,3 +134,27 @@ def test_what_is_killed_comes_back_and_is_killed_once(tmp_path: Path) -> None:
         assert crashes.over
         assert crashes.kill(100, 100) is None
         cluster.processes.check()
+
+
+REPLACED = """
+import os, signal, sys, time
+from distributed import Client
+with Client(sys.argv[1]) as client:
+    client.wait_for_workers(2, timeout=60)
+    before = set(client.run(os.getpid).values())
+    os.kill(min(before), signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while len(set(client.run(os.getpid, on_error="ignore").values()) - before) < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+print("replaced")
+"""
+
+
+@pytest.mark.e2e
+def test_cluster_for_a_command_replaces_a_worker_that_dies() -> None:
+    words = ["-m", "demo.cluster", "--nanny", "--", sys.executable, "-c", REPLACED, "{address}"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "replaced"), done.stdout + done.stderr

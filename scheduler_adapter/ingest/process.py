@@ -111,7 +111,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     frames.clear()
     details = pickle.loads(job["details"])
     rule = compile_rule(expr, details["keys"], details["annotations"], details["internal_priority"])
-    if rule is not None and rule.rule.tasks >= dask.config.get("taskdb.rule-tasks"):
+    if rule is not None and rule.rule.tasks >= job["rule_tasks"]:
         Stream(job, rule.rest, tell, rule).run()
         return
     del rule

@@ -124,7 +124,7 @@ class Cluster:
     def worker_command(self, *more: str) -> list[str]:
         args = ["-m", "dask", "worker", self.address, "--nthreads", str(self._threads), "--no-dashboard"]
         args += ["--local-directory", str(self.folder)]
-        if "--nanny" not in more:
+        if "--nanny" not in (*self._worker_words, *more):
             args.append("--no-nanny")
         if self.survive:
             args += ["--preload", "scheduler_adapter.worker"]

@@ -85,6 +85,7 @@ def _report_to_proto(command: c.Report) -> pb.Command:
 _TO_PROTO: dict[type, Callable[[Any], pb.Command]] = {
     c.BeginGraph: lambda x: pb.Command(begin_graph=begin_graph_to_proto(x)),
     c.AddTasks: lambda x: pb.Command(add_tasks=add_tasks_to_proto(x)),
+    c.AddRule: lambda x: pb.Command(add_rule=add_rule_to_proto(x)),
     c.SealGraph: lambda x: pb.Command(seal_graph=pb.SealGraph(submission=x.submission)),
     c.AbortGraph: lambda x: pb.Command(abort_graph=pb.AbortGraph(submission=x.submission)),
     c.Want: lambda x: pb.Command(want=pb.ClientKeys(client=x.client, keys=x.keys)),
@@ -179,6 +180,7 @@ def _report_from_proto(message: pb.Command) -> c.Report:
 _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
     "begin_graph": lambda x: begin_graph_from_proto(x.begin_graph),
     "add_tasks": lambda x: add_tasks_from_proto(x.add_tasks),
+    "add_rule": lambda x: add_rule_from_proto(x.add_rule),
     "seal_graph": lambda x: c.SealGraph(x.seal_graph.submission),
     "abort_graph": lambda x: c.AbortGraph(x.abort_graph.submission),
     "want": lambda x: c.Want(x.want.client, list(x.want.keys)),

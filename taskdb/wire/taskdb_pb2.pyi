@@ -79,7 +79,7 @@ class Durable(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit", "adopt", "end_recovery", "keep", "take_whole")
+    __slots__ = ("begin_graph", "add_tasks", "seal_graph", "abort_graph", "want", "unwant", "drop_client", "report", "fail", "blame", "cancel", "retry", "credit", "adopt", "end_recovery", "keep", "take_whole", "add_rule")
     BEGIN_GRAPH_FIELD_NUMBER: _ClassVar[int]
     ADD_TASKS_FIELD_NUMBER: _ClassVar[int]
     SEAL_GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Command(_message.Message):
     END_RECOVERY_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     TAKE_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    ADD_RULE_FIELD_NUMBER: _ClassVar[int]
     begin_graph: BeginGraph
     add_tasks: AddTasks
     seal_graph: SealGraph
@@ -114,7 +115,8 @@ class Command(_message.Message):
     end_recovery: EndRecovery
     keep: Keep
     take_whole: str
-    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., end_recovery: _Optional[_Union[EndRecovery, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., take_whole: _Optional[str] = ...) -> None: ...
+    add_rule: AddRule
+    def __init__(self, begin_graph: _Optional[_Union[BeginGraph, _Mapping]] = ..., add_tasks: _Optional[_Union[AddTasks, _Mapping]] = ..., seal_graph: _Optional[_Union[SealGraph, _Mapping]] = ..., abort_graph: _Optional[_Union[AbortGraph, _Mapping]] = ..., want: _Optional[_Union[ClientKeys, _Mapping]] = ..., unwant: _Optional[_Union[ClientKeys, _Mapping]] = ..., drop_client: _Optional[str] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., retry: _Optional[_Union[Keys, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., end_recovery: _Optional[_Union[EndRecovery, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., take_whole: _Optional[str] = ..., add_rule: _Optional[_Union[AddRule, _Mapping]] = ...) -> None: ...
 
 class BeginGraph(_message.Message):
     __slots__ = ("submission", "client", "generation", "submitted", "label", "flags")

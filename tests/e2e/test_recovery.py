@@ -93,6 +93,27 @@ def test_a_graph_in_the_middle(tmp_path: Path, window: int | None) -> None:
         nothing_left(cluster, client)
 
 
+def test_inputs_of_what_is_done_do_not_run_again(tmp_path: Path) -> None:
+    """Nothing of it is on disk: all is said again, inputs first, and the workers have only what came of them."""
+    n, path = 20, tmp_path / "runs"
+    with Cluster(tmp_path, survive=True) as cluster, Client(cluster.address) as client:
+        assert cluster.daemon is not None
+        cluster.kill(cluster.daemon)
+        head = client.submit(f.count_run, str(path), 100, key="head")
+        after = [client.submit(f.count_run, str(path), i, head, key=f"after-{i}") for i in range(n)]
+        wait(after, timeout=PATIENCE_SECONDS)
+        del head
+        until(lambda: "head" not in str(client.run(lambda dask_worker: list(dask_worker.data))), "it is let go of")
+        cluster.kill(cluster.scheduler)
+        cluster.start_daemon()
+        cluster.start_scheduler()
+        assert client.gather(after) == list(range(n))
+        assert twice(path) == {}
+        assert cluster.faults() == []
+        del after
+        nothing_left(cluster, client)
+
+
 def test_stock_workers_compute_it_again(tmp_path: Path, window: int | None) -> None:
     with Cluster(tmp_path, window=window) as cluster, Client(cluster.address) as client:
         futures = client.map(f.inc, range(50))

@@ -188,27 +188,6 @@ def test_what_took_effect_is_not_said_again(tmp_path: Path, window: int | None) 
         assert lines(runs) == ["1", "2", "3"]
 
 
-def test_inputs_of_what_is_done_do_not_run_again(tmp_path: Path) -> None:
-    """Nothing of it is on disk: all is said again, inputs first, and the workers have only what came of them."""
-    n, runs = 20, tmp_path / "runs"
-    with Cluster(tmp_path, workers=1, worker_args=(SURVIVES,)) as cluster:
-        with returning(cluster.address) as client:
-            assert cluster.daemon is not None
-            cluster.kill(cluster.daemon)
-            head = client.submit(f.count_run, str(runs), 100, key="head")
-            after = [client.submit(f.count_run, str(runs), i, head, key=f"after-{i}") for i in range(n)]
-            wait(after, timeout=PATIENCE_SECONDS)
-            del head
-            until(lambda: "head" not in str(client.run(lambda dask_worker: list(dask_worker.data))), "it is let go of")
-            kill(cluster, client)
-            cluster.start_daemon()
-            cluster.start_scheduler()
-            assert client.gather(after) == list(range(n))
-            assert sorted(map(int, lines(runs))) == [*range(n), 100]
-            del after
-        nothing_is_left(cluster)
-
-
 def test_large_graph_in_the_middle_of_its_ingest(tmp_path: Path, window: int | None) -> None:
     n = 4_000
     graph: dict[str, tuple[object, ...]] = {f"a-{i}": (f.inc, i) for i in range(n)}

@@ -10,7 +10,7 @@ from taskdb.engine.invariants import RULES, violations
 from taskdb.engine.work import Todo
 from taskdb.model import TaskFlag
 from taskdb.store.base import WriteTxn
-from taskdb.store.codec import PARKED, decode_task, encode_task
+from taskdb.store.codec import PARKED, Growth, decode_task, encode_growth, encode_task
 from taskdb.store.schema import TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
 from tests.support.engine_world import World
 
@@ -67,6 +67,7 @@ def put(table: Table, key: bytes, value: bytes) -> Callable[[WriteTxn], None]:
         ("graphs", change(expected=3)),
         ("graphs", change(state=6)),
         ("residents", change(flags=int(TaskFlag.DATA))),
+        ("growths", put(Table.GROWTH, U64.pack(99), encode_growth(Growth(0, 1, [0])))),
     ],
 )
 def test_damage_is_found(rule: str, damage: Callable[[WriteTxn], None]) -> None:

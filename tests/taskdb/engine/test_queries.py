@@ -28,7 +28,7 @@ def test_status(world: World) -> None:
         status = queries.status(txn)
     assert (status.epoch, status.tasks, status.todo) == (1, 3, 0)
     assert status.states == {"waiting": 2, "queued": 1}
-    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1)]
+    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1, 0)]
 
 
 @pytest.mark.parametrize(

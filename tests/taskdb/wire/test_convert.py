@@ -17,6 +17,7 @@ COMMANDS: list[c.Command] = [
         "s", 3, [b"a", b"b"], [b"x", b""], [1, 2], [0, 1], [3], [1, 0], [0.5, 1.5], [1.0, 0.0], [0, 1], ["g", "h"], [0, 1], [b"n"], [7, 0]
     ),
     c.AddTasks("s", 0, [b"a"], [], [], [], [], [], [], [], [], [], [], [], []),
+    c.AddRule("s", 2, b"rule", ["x", "y"], [b"shared"], [1, 0], [0, 7], [1, 0], [0, 3]),
     c.SealGraph("s"),
     c.AbortGraph("s"),
     c.Want("client", [b"a"]),

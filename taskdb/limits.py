@@ -59,6 +59,8 @@ RULE_OUTPUTS_MAX = 20_000
 RULES_CACHE_MAX = 64
 #: Queued tasks of a graph below which more of its rule is made: more than a scheduler asks for at a time.
 GROW_QUEUED = 1_024
+#: Waiting tasks of a graph above which no more of its rule is made while any is queued or leased: some 50 MB of store.
+GROW_WAITING = 200_000
 #: Tasks of a rule made in one step: some 10 ms.
 GROW_TASKS = 64
 

@@ -17,11 +17,11 @@ from taskdb.engine.again import answer_again
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
 from taskdb.engine.newcomers import expect_less, link, meet, new_task, place, tell_one
 from taskdb.engine.refs import find_key, unmade
-from taskdb.engine.transitions import ERRED, QUEUED, RELEASED, recheck
+from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded
-from taskdb.limits import COUNT_MAX, GROW_QUEUED, GROW_TASKS, RULE_OUTPUTS_MAX, TASK_BYTES_ESTIMATE
+from taskdb.limits import COUNT_MAX, GROW_QUEUED, GROW_TASKS, GROW_WAITING, RULE_OUTPUTS_MAX, TASK_BYTES_ESTIMATE
 from taskdb.model import TaskFlag
 from taskdb.rules import Rule
 from taskdb.store.base import ReadTxn
@@ -174,7 +174,11 @@ def hungry(txn: ReadTxn) -> bool:
 
 
 def _is_hungry(graph: GraphRecord, growth: Growth) -> bool:
-    return graph.status == GraphStatus.GROWING and growth.ungrown > 0 and graph.counts[QUEUED - 1] < GROW_QUEUED
+    waiting, queued, processing = graph.counts[:PROCESSING]
+    if graph.status != GraphStatus.GROWING or not growth.ungrown or queued >= GROW_QUEUED:
+        return False
+    # Many may wait for few that nobody takes.
+    return waiting < GROW_WAITING or not queued + processing
 
 
 def grow(work: Work, graph: GraphRecord, count: int) -> None:

@@ -305,7 +305,7 @@ class Writer:
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
                 merge(result, done)
-            growing = not more
+            growing = not more and self._peer is not None
             while growing and time.perf_counter() < stop:
                 done, growing = self._grow(txn)
                 merge(result, done)

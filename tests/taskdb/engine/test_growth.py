@@ -143,6 +143,17 @@ def test_it_is_made_only_as_it_is_needed(world: Grown) -> None:
     assert world.tasks() <= 1 + 3 + 3 + 2 * 5
 
 
+def test_many_that_wait_for_one_are_not_all_made(world: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "GROW_WAITING", 20)
+    layers = [Layer(b"x", (), (), [b"x"]), Layer(b"y", (0,), (0,), [b"y"]), Layer(b"z", (), (1,), [b"z"])]
+    world.submit("g", Rule((200,), layers), [(2, 0)])
+    world.settle()
+    assert world.tasks() <= 1 + 20 + 5
+    world.run()
+    assert world.state("z") == "memory"
+    assert len(world.order) == 202
+
+
 def test_specs_and_dependencies(world: Grown) -> None:
     world.submit("g", grid(3), [(2, 0)])
     leases = {}

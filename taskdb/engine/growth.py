@@ -17,7 +17,7 @@ from taskdb.engine.again import answer_again
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
 from taskdb.engine.newcomers import expect_less, link, meet, new_task, place, tell_one
 from taskdb.engine.refs import find_key, unmade
-from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, RELEASED, recheck
+from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded

@@ -5,6 +5,7 @@ Used in the scheduler for small graphs and in the ingest process for all others.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 
 import dask
 from dask._task_spec import convert_legacy_graph
+from distributed.protocol.pickle import dumps
 from distributed.utils import key_split_group
 
 from scheduler_adapter.keys import pack_key
-from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, pickle_spec, shrink
+from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, looked_into, pickle_spec, shrink
 from taskdb.commands import AddTasks
 from taskdb.errors import InvalidRequest, LimitExceeded
 from taskdb.limits import SPEC_BYTES_MAX
@@ -118,6 +120,19 @@ def prepare(
     else:
         ordered = {k: culled[k] for k in sorted(culled, key=order.__getitem__)}
     return Graph(ordered, wanted, list(external), order, annotations_by_type, dict(global_annotations or {}))
+
+
+def pack_graph(graph: Graph) -> bytes:
+    """For another process, which unpickles no spec but those the scheduler looks into."""
+    specs = [(key, spec.data, spec.dependencies, spec.data_producer) for key, spec in ((k, StoredSpec.of(s)) for k, s in graph.dsk.items())]
+    rest = (graph.wanted, graph.external, graph.order, graph.annotations_by_type, graph.global_annotations)
+    packed: bytes = dumps((specs, rest))
+    return packed
+
+
+def unpack_graph(packed: bytes) -> Graph:
+    specs, rest = pickle.loads(packed)
+    return Graph({key: looked_into(StoredSpec(*spec)) for key, *spec in specs}, *rest)
 
 
 def _is_topological(dsk: dict[Any, Any], order: dict[Any, float]) -> bool:

@@ -27,6 +27,10 @@ class StoredSpec:
         self.dependencies = dependencies
         self.data_producer = data_producer
 
+    @classmethod
+    def of(cls, spec: Any) -> StoredSpec:
+        return cls(pickle_spec(spec), frozenset(spec.dependencies), bool(spec.data_producer))
+
     def load(self) -> Any:
         """The run spec itself. Unpickles: for diagnostics only, never on the way of a task."""
         return pickle.loads(self.data)

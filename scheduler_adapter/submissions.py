@@ -24,13 +24,13 @@ from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.arrivals import Arrivals
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.details import Details
-from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs
+from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs, unpack_graph
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
-from scheduler_adapter.specs import StoredSpec, keeps_object, pickle_spec
+from scheduler_adapter.specs import StoredSpec, keeps_object
 from scheduler_adapter.window import Resident
 from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
 from taskdb.errors import SaidOtherwise, StaleEpoch, Unavailable
@@ -136,13 +136,13 @@ class Submitter:
     # -------------------------------------------------------------------------------------------------------- reading
 
     async def _read_here(self, expr_ser: Any, details: Details) -> Graph | None:
-        """The graph, if it is small enough to be unpacked in this process."""
-        if sum(memoryview(f).nbytes for f in expr_ser.frames[:1]) > self.config.local_bytes:
+        """The graph, if it is small enough to be unpacked in this process, or has actors."""
+        if sum(memoryview(f).nbytes for f in expr_ser.frames[:1]) > self.config.local_bytes and not details.actors:
             return None
         most = max(self.config.local_tasks, self.room())
         expr = internals.load_expr(expr_ser)
         estimate = estimate_tasks(expr)
-        if estimate is not None and estimate > most:
+        if estimate is not None and estimate > most and not details.actors:
             return None
         if estimate is not None and estimate <= INLINE_TASKS:
             graph = self._unpack(expr, details)
@@ -157,7 +157,7 @@ class Submitter:
         graph = prepare(dsk, by_type, details.keys, details.internal_priority, details.annotations)
         for key, spec in graph.dsk.items():
             if not keeps_object(spec):
-                graph.dsk[key] = StoredSpec(pickle_spec(spec), frozenset(spec.dependencies), bool(spec.data_producer))
+                graph.dsk[key] = StoredSpec.of(spec)
         return graph
 
     def room(self) -> int:
@@ -349,7 +349,7 @@ class Submitter:
             "header": expr_ser.header,
             "details": dumps({"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}),
         }
-        outcome: int | None = None
+        outcome: int | Graph | None = None
         announced: Counter[str] = Counter()
         heard: set[int] = set()
         try:
@@ -374,6 +374,9 @@ class Submitter:
         if outcome is None:
             self._lost(details)
             return None
+        if isinstance(outcome, Graph):
+            pager.residency.maybe_end(submission)
+            return await self._take_small(outcome, details)
         # A lease from before the graph came may be under way: it does not name this client.
         await pager.answered()
         self.want_resident(details.keys, details.client)
@@ -383,8 +386,9 @@ class Submitter:
 
     async def _stream(
         self, job: dict[str, Any], frames: Any, details: Details, submission: Submission, announced: Counter[str], heard: set[int]
-    ) -> int | None:
-        """One attempt. Number of tasks, or None if inputs are missing. Raises what the ingest process raised.
+    ) -> int | Graph | None:
+        """One attempt. Number of tasks, or None if inputs are missing; or the graph, if it has to be held whole. Raises what the ingest
+        process raised.
 
         `announced`: what has been shown in task groups and has not arrived. `heard`: first indices of runs that have arrived.
         """
@@ -423,6 +427,8 @@ class Submitter:
                             self._hold_no_more(details)
                 elif op == "missing":
                     return None
+                elif op == "whole":
+                    return await offload(unpack_graph, message["graph"])
                 elif op == "error":
                     raise message["exception"]
         return tasks

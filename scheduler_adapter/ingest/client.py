@@ -56,7 +56,7 @@ class IngestProcess:
             raise IngestFailed("the ingest process did not start; its messages stand in the scheduler's log")
 
     async def run(self, job: dict[str, Any], frames: Sequence[Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Messages of one submission, ending with `done`, `missing` or `error`. Closing the iterator stops the work.
+        """Messages of one submission, ending with `done`, `missing`, `whole` or `error`. Closing the iterator stops the work.
 
         Raises IngestFailed if the process ends in the middle of it.
         """
@@ -73,7 +73,7 @@ class IngestProcess:
             while True:
                 message = pickle.loads(await receive_async(reader))
                 yield message
-                if message["op"] in ("done", "missing", "error"):
+                if message["op"] in ("done", "missing", "whole", "error"):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, FileNotFoundError) as e:
             raise IngestFailed(

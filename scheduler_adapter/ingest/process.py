@@ -99,7 +99,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from distributed.protocol.serialize import Serialized
 
     from scheduler_adapter.dask_internals import load_expr
-    from scheduler_adapter.graph import materialise, prepare
+    from scheduler_adapter.graph import materialise, pack_graph, prepare
     from scheduler_adapter.ingest.stream import Stream
     from scheduler_adapter.symbolic import compile_rule
 
@@ -119,6 +119,10 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     del expr
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
     del dsk
+    if graph.has_p2p:
+        # The scheduler looks at the shuffle as a unit.
+        tell(op="whole", graph=pack_graph(graph))
+        return
     Stream(job, graph, tell).run()
 
 

@@ -1,4 +1,4 @@
-"""Large graphs that the scheduler has to hold whole: they go through the ingest process and come back."""
+"""A large graph that the scheduler has to hold whole goes through the ingest process, and comes back."""
 
 from __future__ import annotations
 
@@ -16,17 +16,6 @@ pytestmark = pytest.mark.e2e
 ENV = {"DASK_TASKDB__LOCAL_TASKS": "20"}
 
 
-class Tally:
-    """An actor."""
-
-    def __init__(self, start: int) -> None:
-        self.count = start
-
-    def add(self, more: int) -> int:
-        self.count += more
-        return self.count
-
-
 @pytest.mark.parametrize("window", [0, 30])
 def test_a_shuffle(tmp_path: Path, window: int) -> None:
     dd = pytest.importorskip("dask.dataframe")
@@ -39,13 +28,4 @@ def test_a_shuffle(tmp_path: Path, window: int) -> None:
     ):
         shuffled = dd.from_pandas(frame, npartitions=30).shuffle("key").map_partitions(lambda part: part.assign(twice=part.value * 2))
         assert client.compute(shuffled.twice.sum()).result(timeout=60) == 2 * sum(range(2000))
-        assert cluster.faults() == []
-
-
-@pytest.mark.parametrize("window", [0, 30])
-def test_actors(tmp_path: Path, window: int) -> None:
-    with Cluster(tmp_path, window=window, env=ENV) as cluster, Client(cluster.address) as client:
-        futures = client.map(Tally, range(40), actors=True)
-        tallies = [future.result(timeout=60) for future in futures]
-        assert [tally.add(1).result() for tally in tallies] == list(range(1, 41))
         assert cluster.faults() == []

@@ -86,6 +86,17 @@ class Plan:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.sizes[letter] for letter in self.letters)
 
+    def is_one_to_one(self, other: Plan) -> bool:
+        """Whether each task depends on one task of another layer, and each on another one."""
+        if prod(self.shape) != prod(other.shape):
+            return False
+        for arg in self.blocks:
+            if arg.source == other.name:
+                pairs = zip(arg.letters, other.letters, strict=True)
+                if arg.ratios or any(other.sizes[there] > 1 and here not in self.letters for here, there in pairs):
+                    return False
+        return True
+
     def has(self, key: Any) -> bool:
         """Whether a key is of one of its tasks, for keys that are its name or begin with it."""
         return key == self.name if self.single else is_block(key, self.shape)
@@ -100,6 +111,12 @@ def is_block(key: Any, shape: tuple[int, ...]) -> bool:
     return (
         type(key) is tuple and len(key) == len(shape) + 1 and all(isinstance(i, int) and 0 <= i < size for i, size in zip(key[1:], shape))
     )
+
+
+def is_as_said(layer: Blockwise) -> bool:
+    """Whether its blocks are those of `dims`. Dask gets this wrong if a new axis of one block was fused with an argument that has more."""
+    used = [(arg, letters) for arg, letters in layer.indices if letters is not None]
+    return all(size <= layer.dims[letter] for arg, letters in used for letter, size in zip(letters, layer.numblocks[arg], strict=True))
 
 
 def blockwise_plan(layer: Blockwise, annotations: dict[str, Any]) -> Plan:

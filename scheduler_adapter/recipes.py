@@ -6,7 +6,7 @@ The pieces are those of a recipe (taskdb.rules): they join to a pickle that take
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from struct import pack
 from typing import Any
@@ -125,15 +125,25 @@ class Recipes:
         self._axes = axes
         self._tables_bytes = 0
 
-    def of(self, plan: Plan) -> Pieces:
-        if plan.template is not None:
-            return self._substituted(plan)
-        axis = max((self._axes.of(plan, letter) for letter in plan.letters), default=FIXED)
-        return self._table(axis, range(len(plan.tasks)), lambda i: [pickle_spec(plan.tasks[i])])
-
-    def _substituted(self, plan: Plan) -> Pieces:
-        """A pickle of what `dask.blockwise._make_blockwise_graph` makes of a block: the template with its arguments put in."""
+    def of(self, plans: Sequence[Plan]) -> Pieces:
+        """Of layers whose tasks are put into one, each into that of the last."""
+        if len(plans) == 1 and plans[0].template is None:
+            return self._written(plans[0], pickle_spec)
         out = Pickle()
+        tasks = [self._task(out, plan) for plan in plans]
+        return out.finish(tasks[0] if len(tasks) == 1 else out.call(_SPECS, "GraphNode.fuse", *tasks))
+
+    def _task(self, out: Pickle, plan: Plan) -> Pieces:
+        if plan.template is None:
+            return self._written(plan, lambda task: b"".join(out.loaded(pickle_spec(task))))
+        return self._substituted(out, plan, plan.template)
+
+    def _written(self, plan: Plan, piece_of: Callable[[GraphNode], bytes]) -> Pieces:
+        axis = max((self._axes.of(plan, letter) for letter in plan.letters), default=FIXED)
+        return self._table(axis, range(len(plan.tasks)), lambda i: [piece_of(plan.tasks[i])])
+
+    def _substituted(self, out: Pickle, plan: Plan, template: GraphNode) -> Pieces:
+        """What `dask.blockwise._make_blockwise_graph` makes of a block: the template with its arguments put in."""
         arguments: list[Pieces] = []
         for arg in plan.args:
             if isinstance(arg.source, str):
@@ -144,9 +154,8 @@ class Recipes:
             else:
                 value = self._by_block(out, arg.source, self._of_argument(plan, arg))
             arguments += [out.text(arg.token), value]
-        template = out.loaded(pickle_spec(plan.template))
         key = out.key(plan.name, [index(self._axes.of(plan, letter)) for letter in plan.letters])
-        return out.finish(out.call(_SPECS, "Task.substitute", template, dict_of(arguments), key))
+        return out.call(_SPECS, "Task.substitute", out.loaded(pickle_spec(template)), dict_of(arguments), key)
 
     def _of_argument(self, plan: Plan, arg: Argument) -> list[int]:
         """Axes of an argument's indices. Where it has one block only, that is used for all."""

@@ -4,23 +4,26 @@ Layers of a rule are Blockwise ones, steps of tree reductions (which clients sen
 depend on nothing, if all of a layer use one, or those of a layer differ in one index only. What a rule cannot say (few tasks: finalisation,
 slices) is materialised, and may depend on tasks of the rule, its *outputs*. A graph that is not such a one is not compiled.
 
-Of what Dask does to a graph of arrays, Blockwise fusion is done; root fusion and low-level fusion are not: roots that Dask would fuse into
-what uses them are layers of their own.
+What Dask does to a graph of arrays is done to layers: Blockwise fusion, root fusion, and linear fusion. To the tasks of the rest it is done
+as Dask does it. Tasks of the rule are not fused with those of the rest.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable
 from copy import copy
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from itertools import chain
 from math import prod
 from typing import Any
 
+import dask
 from dask._expr import HLGExpr, _AnnotationsTombstone, _HLGExprSequence
-from dask._task_spec import convert_legacy_graph
+from dask._task_spec import Alias, GraphNode, convert_legacy_graph, fuse_linear_task_spec
+from dask.array.optimization import _is_getter_task, _optimize_slices
 from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise, optimize_blockwise
 from dask.core import flatten
@@ -36,6 +39,7 @@ from scheduler_adapter.layers import (
     NotARule,
     Plan,
     blockwise_plan,
+    is_as_said,
     is_block,
     merged_annotations,
     name_of,
@@ -90,7 +94,7 @@ def compile_rule(
         wanted = set(keys)
         if len(wanted) > RULE_OUTPUTS_MAX:
             raise NotARule(f"{len(wanted)} keys are wanted")
-        return _Compiler(_layers_of(expr), wanted, merged_annotations("the graph", annotations or {}, None)).compile()
+        return _Compiler(_layers_of(expr), wanted, merged_annotations("the graph", annotations or {}, None), _is_fused(expr)).compile()
     except (NotARule, TaskDBError) as e:
         logger.debug("Not a rule: %s", e)
     except Exception:
@@ -99,10 +103,20 @@ def compile_rule(
     return None
 
 
+def _operands(expr: Any) -> list[Any]:
+    return list(expr.operands) if type(expr) is _HLGExprSequence else [expr]
+
+
+def _is_fused(expr: Any) -> bool:
+    """Whether `dask.array.optimization.optimize` would fuse tasks of all its graphs."""
+    active = dask.config.get("optimization.fuse.active", None) is not False
+    return active and all(operand.low_level_optimizer is not None for operand in _operands(expr))
+
+
 def _layers_of(expr: Any) -> dict[str, Any]:
     """Layers of all graphs of an expression, after Blockwise fusion."""
     graphs = []
-    for operand in expr.operands if type(expr) is _HLGExprSequence else [expr]:
+    for operand in _operands(expr):
         if not isinstance(operand, HLGExpr):
             raise NotARule(f"an expression of type {type(operand).__name__}")
         graph = operand.hlg
@@ -122,9 +136,10 @@ def _layers_of(expr: Any) -> dict[str, Any]:
 class _Compiler:
     """One graph on its way to a rule."""
 
-    def __init__(self, layers: dict[str, Any], wanted: set[Key], annotations: dict[str, Any]):
+    def __init__(self, layers: dict[str, Any], wanted: set[Key], annotations: dict[str, Any], fuse: bool):
         self.wanted = wanted
         self.annotations = annotations
+        self.fuse = fuse
         #: Layers that may be in the rule: Blockwise ones, and steps of tree reductions.
         self.layers: dict[str, Blockwise | MaterializedLayer] = {}
         #: Tasks that are written down, and annotations of their layers.
@@ -136,6 +151,8 @@ class _Compiler:
                 others.append(layer)
             elif self.layers.setdefault(name, layer) is not layer:
                 raise NotARule("two layers have one name")
+            if isinstance(layer, Blockwise) and not is_as_said(layer):
+                raise NotARule(f"layer {name} has unknown blocks")
         if not self.layers:
             raise NotARule("no task follows from indices")
         for layer in others:
@@ -190,20 +207,28 @@ class _Compiler:
             rest, blocks = self._walk(most)
             names = self._reached(blocks)
             used = {dep for name in names for dep in self.plans[name].deps}
-            partial = [name for name in names if name not in used and len(blocks[name]) < prod(self.plans[name].shape)]
-            if not partial:
+            sliced = self._sliced(rest) if self.fuse else set()
+            written = [
+                name
+                for name in names
+                if name not in used
+                # Not all of its tasks are needed; or it is a root, and parts of it.
+                and (len(blocks[name]) < prod(self.plans[name].shape) or (not any(self.plans[name].blocks) and blocks[name] & sliced))
+            ]
+            if not written:
                 break
-            # Not all of its tasks are needed: those that are will be written down.
-            for name in partial:
+            # The tasks that are needed will be written down.
+            for name in written:
                 del self.plans[name]
-        if not names:
+        if all(self.plans[name].single for name in names):
             raise NotARule("no layer follows from indices down to its roots")
-        rule, shared = self._rule([self.plans[name] for name in names])
+        fused = self._fused(names, blocks)
+        rule, shared = self._rule([self.plans[name] for name in names], fused)
         outputs = sum(map(len, blocks.values()))
         if max(outputs, len(rest)) > max(FEW, rule.tasks // 4):
             raise NotARule(f"{outputs} outputs of {rule.tasks} tasks, and {len(rest)} others")
         found = []
-        for number, name in enumerate(names):
+        for number, name in enumerate(fused):
             axes = rule.layers[number].axes
             for key in blocks[name]:
                 element = rule.element(number, {} if self.plans[name].single else dict(zip(axes, key[1:], strict=True)))
@@ -211,7 +236,7 @@ class _Compiler:
         found.sort(key=lambda output: output[0])
         return Symbolic(
             rule,
-            [key_split_group(name if self.plans[name].single else (name,)) for name in names],
+            [key_split_group(name if self.plans[name].single else (name,)) for name in fused],
             shared,
             [(number, element) for _, number, element, _ in found],
             [key for _, _, _, key in found],
@@ -276,6 +301,12 @@ class _Compiler:
                 missing[part].add(key)
         return rest, blocks
 
+    def _sliced(self, rest: dict[Key, Any]) -> set[Key]:
+        """Keys of tasks that nothing but a slice in the rest uses. Dask fuses it with them, so that no more than it is read."""
+        uses = Counter(dep for task in rest.values() for dep in task.dependencies)
+        sliced = {dep for task in rest.values() if _is_getter_task(task) and len(task.dependencies) == 1 for dep in task.dependencies}
+        return {key for key in sliced - self.wanted if uses[key] == 1}
+
     def _reached(self, names: Iterable[Any]) -> list[Any]:
         """Layers of the rule that are needed. Dependencies first."""
         reached: set[Any] = set()
@@ -287,13 +318,37 @@ class _Compiler:
                 stack.extend(self.plans[name].deps)
         return [name for name in self.plans if name in reached]
 
-    def _rule(self, plans: list[Plan]) -> tuple[Rule, list[bytes]]:
+    def _fused(self, names: list[Any], wanted: Container[Any]) -> dict[Any, list[Plan]]:
+        """Layers whose tasks are put into one, by the name of the last, whose keys these have. `wanted`: layers that stay.
+
+        As `fuse_linear_task_spec` does it: a task that depends on one other, which nothing else depends on, takes that in. As `fuse_roots`
+        does it: a Blockwise task takes in all it depends on, if those depend on nothing, and nothing else depends on them.
+        """
+        uses = Counter(dep for name in names for dep in set(self.plans[name].deps))
+        fused: dict[Any, list[Plan]] = {}
+        for name in names:
+            plan = self.plans[name]
+            deps = [self.plans[dep] for dep in dict.fromkeys(plan.deps)]
+            roots = isinstance(self.layers.get(name), Blockwise) and not any(any(dep.deps) for dep in deps)
+            if (
+                self.fuse
+                and (len(deps) == 1 or roots)
+                and all(uses[dep.name] == 1 and dep.name not in wanted for dep in deps)
+                and all(plan.is_one_to_one(dep) and plan.annotations == dep.annotations for dep in deps)
+            ):
+                fused[name] = [*chain.from_iterable(fused.pop(dep.name) for dep in deps), plan]
+            else:
+                fused[name] = [plan]
+        return fused
+
+    def _rule(self, plans: list[Plan], fused: dict[Any, list[Plan]]) -> tuple[Rule, list[bytes]]:
         axes = Axes(plans)
         recipes = Recipes(axes)
-        numbers = {plan.name: number for number, plan in enumerate(plans)}
+        numbers = {name: number for number, name in enumerate(fused)}
         shared: dict[bytes, int] = {}
         layers = []
-        for plan in plans:
+        for together in fused.values():
+            plan = together[-1]
             own = tuple(axes.of(plan, letter) for letter in plan.letters)
             factors = tuple(axes.factor(plan, letter) for letter in plan.letters)
             # An index of 0 is one byte.
@@ -303,9 +358,9 @@ class _Compiler:
                 Layer(
                     packed[: len(packed) - len(own)],
                     own,
-                    tuple(sorted({numbers[dep] for dep in plan.deps})),
-                    recipes.of(plan),
-                    int(TaskFlag.DATA_PRODUCER) if plan.data_producer else 0,
+                    tuple(sorted({numbers[dep] for each in together for dep in each.deps if dep in numbers})),
+                    recipes.of(together),
+                    int(TaskFlag.DATA_PRODUCER) if any(each.data_producer for each in together) else 0,
                     -float(plan.annotations.get("priority", 0) or 0),
                     shared.setdefault(blob, len(shared) + 1) if blob else 0,
                     factors if any(factor > 1 for factor in factors) else (),
@@ -314,6 +369,8 @@ class _Compiler:
         return Rule(axes.sizes, layers), list(shared)
 
     def _rest(self, rest: dict[Key, Any], outputs: dict[Key, int]) -> Graph:
+        if self.fuse and rest:
+            rest = self._fused_rest(rest)
         by_type: dict[str, dict[Key, Any]] = defaultdict(dict)
         for key in rest:
             for kind, value in self.annotations_of.get(key, {}).items():
@@ -329,6 +386,20 @@ class _Compiler:
             places[key] = max((places.get(dep, 0) for dep in task.dependencies), default=0)
             graph.order[key] = places[key] + 0.5 + 0.4 * number / len(graph.dsk)
         return graph
+
+    def _fused_rest(self, rest: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
+        """What Dask's low-level steps make of tasks. Unlike there, a fused task has the key of its last one, and no alias of it is left."""
+        annotations = self.annotations_of
+        others = {dep for key, task in rest.items() for dep in task.dependencies if annotations.get(dep) != annotations.get(key)}
+        stay = self.wanted | (others & rest.keys())
+        fused: dict[Key, GraphNode] = fuse_linear_task_spec(rest, stay)
+        for key, task in list(fused.items()):
+            if isinstance(task, Alias) and task is not rest.get(key):
+                fused[key] = made = fused.pop(task.target)
+                made.key = key
+        # Other tasks than those made here may have parts in common with the layers they are of.
+        fused.update(_optimize_slices({key: task for key, task in fused.items() if task is not rest.get(key)}))
+        return fused
 
 
 def _name(layer: Any) -> str | None:

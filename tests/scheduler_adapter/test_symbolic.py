@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import dask
 import dask.array as da
@@ -25,10 +25,12 @@ from tests.support.arrays import (
     Stored,
     add_block_id,
     add_block_info,
+    all_tasks,
     check,
     compiled,
     contracted,
     expression,
+    parts,
     run_program,
     whole,
 )
@@ -80,9 +82,15 @@ RULES = {
     "used twice": (lambda: contracted([(x := ones(3), "i"), (contracted([(x, "i")], "", True), "")], "i", None), 3),
     "a reduction": (lambda: (ones(9, 3) + 1).sum(axis=0, split_every=2), 5),
     "a reduction of all axes": (lambda: (ones(5, 7) + 1).mean(split_every={0: 2, 1: 3}), 4),
-    "a reduction that keeps axes": (lambda: (ones(5, 1, 7) + 1).std(axis=(1, 2), keepdims=True, split_every=4), 5),
+    "a reduction that keeps axes": (lambda: (ones(5, 1, 7) + 1).std(axis=(1, 2), keepdims=True, split_every=4), 4),
     "a difference from a mean": (lambda: (x := ones(6, 5) + 1) - x.mean(axis=0, split_every=2), 6),
-    "a reduction of what was reduced": (lambda: (ones(9, 8) + 1).sum(axis=0, split_every=2).max(split_every=2), 9),
+    "a reduction of what was reduced": (lambda: (ones(9, 8) + 1).sum(axis=0, split_every=2).max(split_every=2), 8),
+    "a reduction of what is written down": (lambda: da.arange(9, chunks=1).sum(split_every=2), 5),
+    "a reduction of what was contracted": (lambda: contracted([(ones(4, 3), "ij")], "i", None).sum(split_every=2), 4),
+    "one block a task": (lambda: (ones(3, 1) + 1).sum(axis=1), 1),
+    "roots of one layer": (lambda: da.arange(4, chunks=1) + da.arange(1, 5, chunks=1) + ones(4), 1),
+    "roots of one layer, and one that is repeated": (lambda: da.arange(4, chunks=1) + da.arange(1, chunks=1) + ones(4), 3),
+    "as many tasks, of other blocks": (lambda: contracted([(da.arange(2, chunks=1), "i")], "z", None, {"z": (1, 1)}), 2),
     "a part of something": (lambda: contracted([(whole(3)[None] + ones(2), "i")], "", None) + (ones(4) + 1)[:2].sum(), 4),
 }
 
@@ -100,6 +108,77 @@ def test_is_a_rule(name: str, compute: bool) -> None:
     assert found is not None
     assert len(found.rule.layers) == layers
     assert Rule.read(found.rule.write()).layers
+
+
+def made_of(found: Any) -> dict[str, int]:
+    """Of how many tasks each task is made, by the name of its key without the token."""
+    tasks = {**all_tasks(found.rule), **found.rest.dsk}
+    return {(key if isinstance(key, str) else key[0]).rsplit("-", 1)[0]: len(parts(task)) for key, task in tasks.items()}
+
+
+def test_a_task_takes_in_the_one_it_depends_on() -> None:
+    found = check(expression(da.arange(100, chunks=1).sum()))
+    assert found is not None
+    assert made_of(found) == {"sum": 2, "sum-partial": 1, "sum-aggregate": 1, "finalize-hlgfinalizecompute": 1}
+    assert found.rule.counts == (100, 25, 7, 2)[: len(found.rule.counts) - 1] + (1,)
+
+
+def test_what_is_wanted_or_used_or_annotated_is_not_taken_in() -> None:
+    x = da.arange(5, chunks=1)
+    total = contracted([(x, "i")], "", None)
+    for others, number in (([], 2), ([x], 1), ([contracted([(x, "i")], "", True)], 1)):
+        y = contracted([(x.map_blocks(twice) if not others else x, "i")], "i", None) + 1
+        found = check(expression(contracted([(y, "i")], "", None), *others, compute=False))
+        assert found is not None
+        assert made_of(found)["add"] == number
+    found = check(expression(contracted([(annotated(x, retries=2), "i")], "", None), total))
+    assert found is not None
+    assert set(made_of(found).values()) == {1}
+
+
+def test_fusion_is_switched_off() -> None:
+    x = da.arange(5, chunks=1)
+    with dask.config.set({"optimization.fuse.active": False}):
+        found = check(expression(x.sum(split_every=2), ones(3, 3)[:2]))
+    assert found is not None
+    assert set(made_of(found).values()) == {1}
+
+
+class Watched(Stored):
+    """What is read of any of them is told."""
+
+    read: ClassVar[list[Any]] = []
+
+    def __getitem__(self, item: Any) -> Any:
+        self.read.append(item)
+        return super().__getitem__(item)
+
+
+SLICES = {
+    "twice": lambda x: x[5:][2:6],
+    "twice, in other axes": lambda x: x[3:, 1:][1:9, 2],
+    "all blocks": lambda x: x[:, 3],
+    "all blocks, backwards": lambda x: x[::-1, 2:4],
+    "all blocks, some as they are": lambda x: x[2:],
+    "summed": lambda x: x[:, 2:].sum(axis=0, split_every=2),
+    "of two kinds": lambda x: da.concatenate([x[3:7], x[12:, :]]),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_read_what_they_need(name: str) -> None:
+    """Of a layer in the rest too, and of one of which all blocks are needed."""
+    expr = expression(SLICES[name](da.from_array(Watched(20, 6), chunks=(5, 6))), ones(3) + 1)
+    keys = list(flatten(expr.__dask_keys__()))
+    found = compiled(expr)
+    assert found is not None
+    reads = []
+    for graph in (dict(expr.__dask_graph__()), {**all_tasks(found.rule), **found.rest.dsk}):
+        Watched.read.clear()
+        dask.get(graph, keys)
+        reads.append(sorted(map(str, Watched.read)))
+    assert reads[0] == reads[1]
+    assert check(expr) is not None
 
 
 def test_several_collections_are_one_rule() -> None:
@@ -157,7 +236,7 @@ def test_a_layer_of_all_kinds_of_tasks() -> None:
     assert check(expression(flat)) is None
     found = check(expression(flat, ones(3) + 1))
     assert found is not None
-    assert len(found.rest.dsk) > len(tasks) - 10
+    assert len([part for task in found.rest.dsk.values() for part in parts(task)]) > len(tasks) - 10
 
 
 def test_a_graph_that_is_not_optimised() -> None:
@@ -230,6 +309,14 @@ def test_priorities_and_annotations_by_key_are_not() -> None:
     assert compile_rule(expr, keys, None, None) is not None
     assert compile_rule(expr, keys, None, {keys[0]: 1}) is None
     assert compile_rule(expr, keys, {"priority": lambda key: 1}, None) is None
+
+
+def test_blocks_that_dask_does_not_know_of() -> None:
+    """A new axis of one block is fused with an argument that has more: `Blockwise.dims` is one there."""
+    x = contracted([(da.arange(3, chunks=1), "i")], "iz", None, {"z": 1})
+    y = x + da.from_array(Stored(3, 4), chunks=1)
+    for expr in (expression(y), expression(y, da.arange(3, chunks=1).sum(split_every=2)), expression(y.sum(axis=0))):
+        assert check(expr) is None
 
 
 def test_another_optimisation_is_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
@@ -12,7 +13,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask._expr import FinalizeCompute
-from dask._task_spec import convert_legacy_graph
+from dask._task_spec import Alias, _execute_subgraph, convert_legacy_graph
 from dask.base import collections_to_expr, tokenize
 from dask.core import flatten
 from hypothesis import strategies as st
@@ -217,18 +218,56 @@ def all_tasks(rule: Rule) -> dict[Any, Any]:
     return tasks
 
 
+def parts(task: Any) -> list[Any]:
+    """The tasks that one is made of, if layers were put into one."""
+    inner = task.args[0] if getattr(task, "func", None) is _execute_subgraph else {}
+    return list(inner.values()) if task.key in inner else [task]
+
+
 def check_as_dask(expr: Any, tasks: dict[Any, Any]) -> None:
     """The rule's tasks are those that Dask makes of the same layers."""
     layers = symbolic._layers_of(expr)
     known = dict(chain.from_iterable(layer.items() for layer in layers.values()))
     stock = convert_legacy_graph(known)
+    for whole in tasks.values():
+        for task in parts(whole):
+            key = task.key
+            assert task.dependencies == stock[key].dependencies
+            assert task.data_producer == stock[key].data_producer
+            # A step of a reduction has lists of another type.
+            if type(known[key]) is not tuple:
+                assert type(task) is type(stock[key])
+                assert tokenize(task) == tokenize(pickle.loads(pickle_spec(stock[key])))
+        assert whole.data_producer == any(task.data_producer for task in parts(whole))
+
+
+def optimised(expr: Any) -> dict[Any, Any]:
+    """The graph as Dask optimises it, but for the aliases that fusion makes: a fused task has the key of its last one."""
+    graph = convert_legacy_graph(expr.__dask_graph__())
+    for alias in [task for task in graph.values() if isinstance(task, Alias)]:
+        fused = graph.get(alias.target)
+        if getattr(fused, "func", None) is _execute_subgraph and fused.args[1] == alias.key:
+            del graph[alias.target]
+            graph[alias.key] = fused.substitute({}, key=alias.key)
+    return dict(graph)
+
+
+def check_fused(expr: Any, tasks: dict[Any, Any], found: Symbolic) -> None:
+    """As few tasks as Dask makes, but where Dask fuses some tasks of a layer only, or such as are not in the rule, or ones of different
+    annotations. The same dependencies where it fuses the same."""
+    stock = optimised(expr)
+    counts: dict[Any, set[int]] = defaultdict(set)
     for key, task in tasks.items():
-        assert task.dependencies == stock[key].dependencies
-        assert task.data_producer == stock[key].data_producer
-        # A step of a reduction has lists of another type.
-        if type(known[key]) is not tuple:
-            assert type(task) is type(stock[key])
-            assert tokenize(task) == tokenize(pickle.loads(pickle_spec(stock[key])))
+        counts[key[0]].add(len(task.dependencies))
+    # The last task of a step of a reduction may have one block only.
+    some = sum(len(task.dependencies) == 1 and len(counts[key[0]]) > 1 for key, task in tasks.items())
+    some += sum(found.rule.counts[layer] for layer in {layer for layer, _ in found.outputs})
+    if not found.shared and not found.rest.annotations_by_type:
+        assert len(tasks) <= len(stock) + some
+    for key, task in tasks.items():
+        if key in stock and {part.key for part in parts(task)} == {part.key for part in parts(stock[key])}:
+            assert task.dependencies == stock[key].dependencies
+            assert task.data_producer == stock[key].data_producer
 
 
 def check_places(found: Symbolic) -> None:
@@ -253,6 +292,7 @@ def check(expr: Any) -> Symbolic | None:
     tasks = all_tasks(found.rule)
     assert not tasks.keys() & found.rest.dsk.keys()
     check_as_dask(expr, tasks)
+    check_fused(expr, {**tasks, **found.rest.dsk}, found)
     check_places(found)
     for output, key in zip(found.outputs, found.output_keys, strict=True):
         assert unpack_key(found.rule.key(output[0], found.rule.indices(*output))) == key

@@ -58,7 +58,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 def nothing_is_left(cluster: Cluster) -> None:
     cluster.processes.check()
     with Client(cluster.address) as client:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while left := client.run_on_scheduler(functions.left_behind):
             assert time.monotonic() < deadline, f"left behind in the scheduler: {left}"
             time.sleep(0.05)
@@ -66,7 +66,7 @@ def nothing_is_left(cluster: Cluster) -> None:
     if cluster.stock:
         return
     with Reader(cluster.url) as reader:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while tasks := list(reader.list_tasks(limit=5).tasks):
             assert time.monotonic() < deadline, f"left behind in the database: {tasks}"
             time.sleep(0.05)

@@ -36,7 +36,6 @@ from taskdb.store.codec import (
     decode_graph,
     decode_growth,
     encode_rank,
-    encode_rule,
 )
 from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table, digest
 
@@ -91,8 +90,7 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
             recheck(work, task)
             if task.state == ERRED and flag & _WANTED:
                 tell_one(work, task, graph.client)
-    stored = StoredRule(rule, first_id, first_group, tuple(tuple(sorted(elements)) for elements in outputs))
-    work.txn.put(Table.RULES, U64.pack(graph.id), encode_rule(stored))
+    work.add_rule(graph, StoredRule(first_id, first_group, rule.counts, tuple(tuple(sorted(elements)) for elements in outputs), rule))
     work.add_growth(graph.id, growth)
     if not growth.ungrown:
         work.push(Todo.GROWN, graph.id)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import GraphStatus, Growth, StoredRule, decode_client, decode_graph, decode_growth, decode_ids, decode_rule
+from taskdb.store.codec import GraphStatus, Growth, RuleHead, decode_client, decode_graph, decode_growth, decode_ids, decode_rule_head
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 
@@ -76,11 +76,11 @@ def find_index(txn: ReadTxn, graph_id: int, index: int) -> tuple[int, int, int] 
     return run if run is not None and run[0] <= index else None
 
 
-def unmade(stored: StoredRule, growth: Growth) -> list[int]:
+def unmade(head: RuleHead, growth: Growth) -> list[int]:
     """Tasks of each layer that are yet to be made; outputs are there, or were."""
     return [
         count - cursor - (len(outputs) - bisect_left(outputs, cursor))
-        for count, cursor, outputs in zip(stored.rule.counts, growth.cursors, stored.outputs, strict=True)
+        for count, cursor, outputs in zip(head.counts, growth.cursors, head.outputs, strict=True)
     ]
 
 
@@ -89,8 +89,8 @@ def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
     data = txn.get(Table.GROWTH, U64.pack(graph_id))
     if data is None:
         return {}
-    stored = decode_rule(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
-    return dict(enumerate(unmade(stored, decode_growth(data)), stored.first_group))
+    head = decode_rule_head(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
+    return dict(enumerate(unmade(head, decode_growth(data)), head.first_group))
 
 
 def graph_status(txn: ReadTxn, submission: str) -> int | None:

@@ -37,6 +37,7 @@ from taskdb.store.codec import (
     encode_group,
     encode_growth,
     encode_ids,
+    encode_rule,
     encode_task,
 )
 from taskdb.store.schema import GRAPH_PART, RULE_PLACE, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
@@ -241,16 +242,23 @@ class Work:
     def rule(self, graph: GraphRecord) -> StoredRule:
         """Of a submission that has one. Raises InvariantBroken."""
         # Until it is on disk a number may be given again; a submission's name is its own.
-        name = graph.id, graph.submission
-        stored = self._rules.get(name)
+        stored = self._rules.get((graph.id, graph.submission))
         if stored is None:
             data = self.txn.get(Table.RULES, U64.pack(graph.id))
             if data is None:
                 raise InvariantBroken(f"graph {graph.id} has no rule")
-            if len(self._rules) >= RULES_CACHE_MAX:
-                self._rules.clear()
-            stored = self._rules[name] = decode_rule(data)
+            stored = decode_rule(data)
+            self._keep_rule(graph, stored)
         return stored
+
+    def add_rule(self, graph: GraphRecord, stored: StoredRule) -> None:
+        self.txn.put(Table.RULES, U64.pack(graph.id), encode_rule(stored))
+        self._keep_rule(graph, stored)
+
+    def _keep_rule(self, graph: GraphRecord, stored: StoredRule) -> None:
+        if len(self._rules) >= RULES_CACHE_MAX:
+            self._rules.clear()
+        self._rules[graph.id, graph.submission] = stored
 
     def growth(self, graph_id: int) -> Growth | None:
         """How far the rule of a graph has been carried out; None if it has none, or that is done."""

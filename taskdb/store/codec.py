@@ -371,30 +371,52 @@ def decode_group(data: bytes) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRule:
-    """The rule of a submission, and where its tasks stand."""
+class RuleHead:
+    """Where the tasks of a submission's rule stand."""
 
-    rule: Rule
     #: Id of the task that is emitted first; each has the id that its number says. Those of outputs come before all of these.
     first_id: int
     #: Number of the group of the rule's first layer.
     first_group: int
+    #: Tasks of each layer.
+    counts: tuple[int, ...]
     #: Elements of each layer that exist from the start, ascending.
     outputs: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRule(RuleHead):
+    rule: Rule
+
+
 def encode_rule(stored: StoredRule) -> bytes:
     outputs = [encode_ids(elements) for elements in stored.outputs]
-    packed: bytes = msgpack.packb((stored.first_id, stored.first_group, outputs, stored.rule.write()))
+    packed: bytes = msgpack.packb((stored.first_id, stored.first_group, stored.counts, outputs, stored.rule.write()))
     return packed
+
+
+def decode_rule_head(data: bytes) -> RuleHead:
+    """Without reading the rule itself, which may be large. Raises StoreCorrupt."""
+    return _decode_rule(data)[0]
 
 
 def decode_rule(data: bytes) -> StoredRule:
     """Raises StoreCorrupt."""
+    head, written = _decode_rule(data)
     try:
-        first_id, first_group, outputs, rule = msgpack.unpackb(data)
-        return StoredRule(Rule.read(rule), first_id, first_group, tuple(decode_ids(ids) for ids in outputs))
-    except (ValueError, TypeError, InvalidRequest, LimitExceeded):
+        rule = Rule.read(written)
+    except (InvalidRequest, LimitExceeded):
+        raise StoreCorrupt("a rule cannot be read") from None
+    if rule.counts != head.counts:
+        raise StoreCorrupt("a rule has other tasks than it had")
+    return StoredRule(head.first_id, head.first_group, head.counts, head.outputs, rule)
+
+
+def _decode_rule(data: bytes) -> tuple[RuleHead, bytes]:
+    try:
+        first_id, first_group, counts, outputs, written = msgpack.unpackb(data)
+        return RuleHead(int(first_id), int(first_group), tuple(counts), tuple(decode_ids(ids) for ids in outputs)), bytes(written)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
         raise StoreCorrupt("a rule cannot be read") from None
 
 

@@ -453,7 +453,7 @@ class Pager(SchedulerPlugin):
             if not waiter.done():
                 waiter.set_result(want)
         resident = self.window.by_key.get(unpack_key(want.key))
-        if resident is not None and resident.task is not None:
+        if resident is not None and resident.task is not None and resident.id in (0, want.id):
             cs = internals.client_state(self.scheduler, want.client)
             if cs is not None and cs not in (resident.task.who_wants or ()) and not self.residency.is_old(want.client, want.key):
                 internals.hold(resident.task, cs)

@@ -73,6 +73,8 @@ class Returning:
         self._away: dict[str, asyncio.TimerHandle] = {}
         #: Those that are saying their graphs again: nothing is leased until all is said, for so long at most.
         self._again: dict[str, asyncio.TimerHandle] = {}
+        #: Keys that graphs said again use anew: what is here under them may be the task from before.
+        self._reused: dict[str, set[Any]] = {}
         #: Last number of each client that has taken effect, here or in the scheduler before.
         self._received = numbered_clients(kept)
         #: Submissions that the scheduler before took in.
@@ -133,6 +135,10 @@ class Returning:
         if (timer := self._again.pop(client, None)) is not None:
             timer.cancel()
             self.pager.hold_less()
+
+    def uses_anew(self, client: str, keys: Collection[Any]) -> None:
+        """Keys of a graph that is said again, which the client had let go of before it. Until the client says what it wants."""
+        self._reused.setdefault(client, set()).update(keys)
 
     def was_taken(self, submission: str | None) -> bool:
         """Whether the scheduler before took in this graph, though its number may not say so."""
@@ -247,7 +253,9 @@ class Returning:
         if released:
             type(scheduler).client_releases_keys(scheduler, keys=released, client=client)
             pager.residency.needed_less(released)
-        here = [key for key in keys if key in scheduler.tasks]
+        # Of keys that are used anew the answer to Want says what they are.
+        reused = self._reused.pop(client, ())
+        here = [key for key in keys if key in scheduler.tasks and key not in reused]
         if here:
             type(scheduler).client_desires_keys(scheduler, keys=here, client=client)
         for earlier in self._earlier.pop(client, ()):

@@ -88,7 +88,10 @@ class Submitter:
         stimulus_id = stimulus_id or f"update-graph-{start}"
         keys = set(keys)
         # What workers have under a key that was used again may be the old task's.
-        resent = taskdb_resent and keys.isdisjoint(taskdb_released)
+        reused = keys.intersection(taskdb_released)
+        if reused:
+            self.returning.uses_anew(client, reused)
+        resent = taskdb_resent and not reused
         details = Details(
             client,
             keys,

@@ -51,3 +51,8 @@ def test_controls_are_caught() -> None:
     ended = simulate("--controls", seconds=290)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     assert ended.stdout.count(": caught") == 5
+
+
+@pytest.mark.parametrize("seed", [217, 21952, 24181])
+def test_seeds_that_found_a_fault(seed: int) -> None:
+    assert "0 failed" in simulate("--seed", seed, seconds=100).stdout

@@ -164,11 +164,11 @@ class Recovery(SchedulerPlugin):
         is not known here, only how many."""
         residency = self.pager.residency
         for graph in graphs:
-            if graph.flags & GraphFlag.WHOLE and graph.unfinished:
+            if graph.flags & GraphFlag.WHOLE and graph.unfinished and not graph.aborted:
                 self.wholes.take(graph)
                 continue
             submission = Submission(graph.submission, graph.client, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
-            residency.submissions[graph.submission] = submission
+            residency.begins(submission)
             finished = 1 - graph.unfinished / graph.tasks if graph.tasks else 0.0
             for name, count in graph.groups.items():
                 residency.ledger.announce(name, count, None)

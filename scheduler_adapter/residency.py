@@ -413,6 +413,14 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
+    def begins(self, submission: Submission) -> None:
+        """What is left of a graph of this name that was given up counts with it."""
+        earlier = self.submissions.get(submission.name)
+        if earlier is not None:
+            submission.remaining += earlier.remaining
+            submission.groups |= earlier.groups
+        self.submissions[submission.name] = submission
+
     def forgotten(self, count: GroupCount) -> None:
         """The database has forgotten tasks of a submission."""
         submission = self.submissions.get(count.submission)

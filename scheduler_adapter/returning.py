@@ -78,7 +78,7 @@ class Returning:
         #: Last number of each client that has taken effect, here or in the scheduler before.
         self._received = numbered_clients(kept)
         #: Submissions that the scheduler before took in.
-        self._sealed = {graph.submission for graph in graphs}
+        self._sealed = {graph.submission for graph in graphs if not graph.aborted}
         #: What is still to be acknowledged: number of the batch, client, number.
         self._unacknowledged: deque[tuple[int, str, int]] = deque()
         self._acknowledging: asyncio.Task[None] | None = None

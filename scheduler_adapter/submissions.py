@@ -291,7 +291,7 @@ class Submitter:
         pager = self.pager
         keys = [*graph.external, *graph.dsk]
         names: list[str] = []
-        pager.residency.submissions[details.name] = submission
+        pager.residency.begins(submission)
         commands: list[Any] = [BeginGraph(details.name, details.client, generation, details.start, details.stimulus_id, details.flags)]
         try:
             for run in runs(graph, details.name, held=submission.followed):
@@ -334,7 +334,7 @@ class Submitter:
         assert pager.session is not None
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
-        pager.residency.submissions[details.name] = submission
+        pager.residency.begins(submission)
         details.holds = details.resent and bool(pager.residency.unclaimed)
         pager.holding += details.holds
         await pager.answered()

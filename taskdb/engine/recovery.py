@@ -139,7 +139,7 @@ def kept(txn: ReadTxn, section: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredGraph:
-    """A sealed submission, as a new scheduler needs to know it."""
+    """A submission that is complete, or was given up, as a new scheduler needs to know it."""
 
     submission: str
     client: str
@@ -151,13 +151,15 @@ class StoredGraph:
     unfinished: int
     #: Tasks that exist, by group; at most GROUPS_RESTORED_MAX groups.
     groups: dict[str, int]
+    #: It was given up. Its name may come to mean a new submission.
+    aborted: bool
 
 
 def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
     for key, data in txn.scan(Table.GRAPHS):
         number = int.from_bytes(key)
         graph = decode_graph(number, data)
-        if graph.status not in GraphStatus.COMPLETE:
+        if graph.status == GraphStatus.OPEN:
             continue
         groups: dict[str, int] = {}
         coming = unmade_by_group(txn, number)
@@ -170,7 +172,8 @@ def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
                 break
         more = sum(coming.values())
         unfinished = sum(graph.counts[:PROCESSING]) + more
-        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive + more, unfinished, groups)
+        aborted = find_graph(txn, graph.submission) != number
+        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive + more, unfinished, groups, aborted)
 
 
 def clients(txn: ReadTxn) -> Iterator[str]:

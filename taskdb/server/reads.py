@@ -78,6 +78,7 @@ def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
             tasks=graph.tasks,
             unfinished=graph.unfinished,
             groups=graph.groups,
+            aborted=graph.aborted,
         )
         if len(reply.graphs) == RESTORE_GRAPHS_SLICE:
             yield reply

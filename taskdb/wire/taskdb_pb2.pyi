@@ -655,7 +655,7 @@ class KeptItem(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class StoredGraph(_message.Message):
-    __slots__ = ("submission", "client", "flags", "generation", "tasks", "unfinished", "groups")
+    __slots__ = ("submission", "client", "flags", "generation", "tasks", "unfinished", "groups", "aborted")
     class GroupsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -670,6 +670,7 @@ class StoredGraph(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
     submission: str
     client: str
     flags: int
@@ -677,7 +678,8 @@ class StoredGraph(_message.Message):
     tasks: int
     unfinished: int
     groups: _containers.ScalarMap[str, int]
-    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., flags: _Optional[int] = ..., generation: _Optional[float] = ..., tasks: _Optional[int] = ..., unfinished: _Optional[int] = ..., groups: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    aborted: bool
+    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., flags: _Optional[int] = ..., generation: _Optional[float] = ..., tasks: _Optional[int] = ..., unfinished: _Optional[int] = ..., groups: _Optional[_Mapping[str, int]] = ..., aborted: _Optional[bool] = ...) -> None: ...
 
 class GetTasksRequest(_message.Message):
     __slots__ = ("keys", "with_spec")

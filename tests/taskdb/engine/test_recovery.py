@@ -476,5 +476,5 @@ def test_a_new_scheduler_is_told_of_sealed_graphs_and_of_clients() -> None:
     world.lease(1, 1)
     world.finish("a")
     with world.store.read() as txn:
-        assert list(recovery.graphs(txn)) == [recovery.StoredGraph("g", "alice", GraphFlag.WHOLE, 3.0, 2, 1, {"x": 2})]
+        assert list(recovery.graphs(txn)) == [recovery.StoredGraph("g", "alice", GraphFlag.WHOLE, 3.0, 2, 1, {"x": 2}, False)]
         assert sorted(recovery.clients(txn)) == ["alice", "bob"]

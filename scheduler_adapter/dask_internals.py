@@ -363,9 +363,8 @@ class GroupLedger:
             c.states["released"] -= released
             c.states["waiting"] -= count - released
             c.states["forgotten"] += count
-        if all(v == 0 or k == "forgotten" for k, v in group.states.items()):
-            group.prefix.remove_group(group)
-            del self._scheduler.task_groups[name]
+        if all(v == 0 or k == "forgotten" for k, v in group.states.items()) and not self._has_residents(group):
+            self._remove(group)
 
     def settle(self, name: str) -> bool:
         """No graph on disk has tasks of this group any more. Remove it, unless there are residents of it (then: False).
@@ -376,11 +375,18 @@ class GroupLedger:
         self._debts.pop(name, None)
         if group is None:
             return True
-        if any(ts.group is group for ts in self._scheduler.tasks.values()):
+        if self._has_residents(group):
             return False
-        group.prefix.remove_group(group)
-        del self._scheduler.task_groups[name]
+        self._remove(group)
         return True
+
+    def _has_residents(self, group: TaskGroup) -> bool:
+        # IMPORTANT: stock removes the group when the last of them is forgotten, and fails if it is not there.
+        return any(ts.group is group for ts in self._scheduler.tasks.values())
+
+    def _remove(self, group: TaskGroup) -> None:
+        group.prefix.remove_group(group)
+        del self._scheduler.task_groups[group.name]
 
     def link(self, pairs: Iterable[tuple[str, str]]) -> None:
         """What `add_dependency` does to groups."""

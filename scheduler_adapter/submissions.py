@@ -357,6 +357,8 @@ class Submitter:
         heard: set[int] = set()
         try:
             while True:
+                # IMPORTANT: what was said before is on disk, or it would be said again after this if the daemon died.
+                await pager.on_disk(pager.session.last_seq)
                 try:
                     outcome = await self._stream(job, expr_ser.frames, details, submission, announced, heard)
                     break
@@ -366,7 +368,7 @@ class Submitter:
                     self._retract(announced)
                     logger.warning("graph %s waits for the daemon (%s)", details.name, e)
                     await asyncio.sleep(AGAIN_SECONDS)
-                    while pager.session is None or not pager.session.connected:
+                    while not pager.session.connected:
                         await asyncio.sleep(AGAIN_SECONDS)
         finally:
             self._hold_no_more(details)

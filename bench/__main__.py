@@ -125,9 +125,7 @@ def compare(
 
 
 @main.command()
-@click.option(
-    "--tasks", type=click.IntRange(1), multiple=True, default=(10_000, 100_000, 1_000_000), show_default=True, help="Unfinished tasks."
-)
+@click.option("--tasks", type=click.IntRange(1), multiple=True, default=SIZES, show_default=True, help="Unfinished tasks.")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are shown.")
 def recovery(tasks: tuple[int, ...], repeat: int) -> None:
     """Time from a scheduler's start to its first task, on stores with unfinished work, in turn with a stock scheduler's start."""

@@ -273,7 +273,7 @@ class Clients:
     def _register_data(self, keys: list[Any], client: str | None) -> None:
         name = f"data-{uuid.uuid4().hex}"
         submission = Submission(name, client or "", followed=True, sealed=True)
-        self.pager.residency.submissions[name] = submission
+        self.pager.residency.begins(submission)
         residents: list[Resident | None] = []
         for key in keys:
             resident = Resident(key, 0, self.scheduler.tasks[key], paged=False, told=Level.HELD, submission=name)

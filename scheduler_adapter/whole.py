@@ -37,7 +37,7 @@ class Wholes:
     def take(self, graph: pb.StoredGraph) -> None:
         """Ask for what is left of a stored graph. IMPORTANT: before the first credit, or parts of it would be leased one by one."""
         submission = Submission(graph.submission, graph.client, followed=True, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
-        self.pager.residency.submissions[graph.submission] = submission
+        self.pager.residency.begins(submission)
         self.pager.send(TakeWhole(graph.submission), urgent=True)
 
     def _taken(self, whole: TakenWhole) -> None:

@@ -16,7 +16,7 @@ from taskdb.commands import Added, AddRule, AddTasks
 from taskdb.engine.again import answer_again
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
 from taskdb.engine.newcomers import expect_less, link, meet, new_task, place, tell_one
-from taskdb.engine.refs import find_key, unmade
+from taskdb.engine.refs import KeyPlace, find_key, look_up, unmade
 from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
@@ -37,7 +37,7 @@ from taskdb.store.codec import (
     decode_growth,
     encode_rank,
 )
-from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table, digest
+from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table
 
 _WANTED = int(TaskFlag.WANTED)
 #: Indices of tasks that were made, in RUNS: behind those that came.
@@ -57,28 +57,28 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
     if free_bytes is not None:
         size = len(command.rule) + 2 * sum(map(len, keys)) + sum(map(len, command.new_shared)) + count * TASK_BYTES_ESTIMATE
         check_room(free_bytes(), size, f"a rule and {count} tasks")
-    first_group = graph.groups
-    add_names(work, graph, command.new_groups, command.new_shared)
     # Outputs come first: so ids of what is made grow beyond all others, and records are appended.
-    first_id = work.next(Meta.NEXT_TASK, count + rule.tasks) + count
+    first_output = work.next(Meta.NEXT_TASK, count + rule.tasks)
     outputs: list[list[int]] = [[] for _ in rule.layers]
+    for layer, element in zip(command.layers, command.elements, strict=True):
+        outputs[layer].append(element)
+    stored = StoredRule(first_output + count, graph.groups, rule.counts, tuple(tuple(sorted(elements)) for elements in outputs), rule)
+    work.add_rule(graph, stored)
+    add_names(work, graph, command.new_groups, command.new_shared)
     growth = Growth(0, 0, [0] * len(rule.layers))
     ids: list[int] = []
     known_at: list[int] = []
     for i, (layer, element, key) in enumerate(zip(command.layers, command.elements, keys, strict=True)):
-        outputs[layer].append(element)
         flag = command.flags[i]
-        key_digest = digest(key)
-        others = work.txn.get(Table.KEYS, key_digest)
-        known = work.task(find_key(work.txn, key)) if others is not None else None
+        place_of = look_up(work.txn, key)
+        known = work.task(place_of.id) if place_of.id else None
         if known is not None:
             known_at.append(i)
             meet(work, graph, known, flag, (), 0)
             task = known
         else:
             expected = rule.dependents[layer] + command.dependent_counts[i]
-            place_of = first_id - count + i, rule.number(layer, element)
-            task = _new(work, graph, rule, first_group, layer, element, *place_of, key, key_digest, others, expected)
+            task = _new(work, graph, stored, layer, element, rule.number(layer, element), first_output + i, place_of, expected)
             task.flags |= UNGROWN
             growth.ungrown += 1
         ids.append(task.id)
@@ -90,7 +90,6 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
             recheck(work, task)
             if task.state == ERRED and flag & _WANTED:
                 tell_one(work, task, graph.client)
-    work.add_rule(graph, StoredRule(first_id, first_group, rule.counts, tuple(tuple(sorted(elements)) for elements in outputs), rule))
     work.add_growth(graph.id, growth)
     if not growth.ungrown:
         work.push(Todo.GROWN, graph.id)
@@ -129,20 +128,17 @@ def _check(graph: GraphRecord, command: AddRule, rule: Rule) -> None:
 def _new(
     work: Work,
     graph: GraphRecord,
-    rule: Rule,
-    first_group: int,
+    stored: StoredRule,
     layer: int,
     element: int,
-    task_id: int,
     number: int,
-    key: bytes,
-    key_digest: bytes,
-    others: bytes | None,
+    task_id: int,
+    at: KeyPlace,
     expected: int,
 ) -> TaskRecord:
-    this = rule.layers[layer]
+    this = stored.rule.layers[layer]
     rank = encode_rank(this.user, graph.generation, float(number))
-    task = new_task(work, graph, task_id, key, key_digest, others, this.flags | RULED, expected, first_group + layer, this.shared, rank)
+    task = new_task(work, graph, task_id, at, this.flags | RULED, expected, stored.first_group + layer, this.shared, rank)
     work.txn.put(Table.SPECS, U64.pack(task_id), RULE_PLACE.pack(layer, element))
     return task
 
@@ -195,9 +191,8 @@ def grow(work: Work, graph: GraphRecord, count: int) -> None:
         indices = rule.indices(layer, element)
         key = rule.key(layer, indices)
         deps = _dep_ids(work, rule, layer, indices, made)
-        key_digest = digest(key)
-        others = work.txn.get(Table.KEYS, key_digest)
-        task = work.task(find_key(work.txn, key)) if others is not None else None
+        place_of = look_up(work.txn, key)
+        task = work.task(place_of.id) if place_of.id else None
         if task is not None and task.flags & UNGROWN and task.graph == graph.id:
             _complete(work, graph, task, deps)
             growth.ungrown -= 1
@@ -207,22 +202,9 @@ def grow(work: Work, graph: GraphRecord, count: int) -> None:
         elif task is not None:
             meet(work, graph, task, 0, deps, 0)
             recheck(work, task)
-            work.count_unmade(graph.id, stored.first_group + layer, 1)
+            work.count_forgotten(graph.id, stored.first_group + layer, 1)
         else:
-            task = _new(
-                work,
-                graph,
-                rule,
-                stored.first_group,
-                layer,
-                element,
-                stored.first_id + number,
-                number,
-                key,
-                key_digest,
-                others,
-                rule.dependents[layer],
-            )
+            task = _new(work, graph, stored, layer, element, number, stored.first_id + number, place_of, rule.dependents[layer])
             link(work, graph, task, deps)
             place(work, graph, task)
         if task is not None:
@@ -282,7 +264,7 @@ def end_growth(work: Work, graph_id: int) -> None:
     stored = work.rule(graph)
     for layer, count in enumerate(unmade(stored, growth)):
         if count:
-            work.count_unmade(graph.id, stored.first_group + layer, count)
+            work.count_forgotten(graph.id, stored.first_group + layer, count)
     work.remove_growth(graph_id)
     if graph.status == GraphStatus.GROWING:
         complete(work, graph)

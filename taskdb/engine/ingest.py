@@ -14,7 +14,7 @@ from typing import TypeVar
 from taskdb.commands import Added, AddTasks, BeginGraph
 from taskdb.engine.again import answer_again, ids_told
 from taskdb.engine.newcomers import link, meet, new_task, place, protector, tell_one
-from taskdb.engine.refs import find_graph, find_index, find_key
+from taskdb.engine.refs import find_graph, find_index, find_key, look_up
 from taskdb.engine.transitions import (
     ERRED,
     recheck,
@@ -35,7 +35,7 @@ from taskdb.limits import (
 )
 from taskdb.model import GraphFlag, TaskFlag
 from taskdb.store.codec import NO_GROUP, GraphRecord, GraphStatus, encode_rank
-from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, digest
+from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table
 
 T = TypeVar("T")
 
@@ -144,10 +144,6 @@ def _drop_protection(work: Work, graph: GraphRecord) -> None:
     client = client_of(work, protector(graph), internal=True)
     if client is not None:
         drop_client(work, client)
-
-
-def _protector(graph: GraphRecord) -> str:
-    return f"submission:{graph.id}"
 
 
 # ----------------------------------------------------------------------------------------------------------- add tasks
@@ -314,12 +310,8 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
             if dep_count > 1:
                 own_deps = list(dict.fromkeys(own_deps))
             at += dep_count
-        key_digest = digest(key)
-        others = txn.get(Table.KEYS, key_digest)
-        task = None
-        if others is not None:
-            known = find_key(txn, key)
-            task = work.task(known) if known else None
+        place_of = look_up(txn, key)
+        task = work.task(place_of.id) if place_of.id else None
         if task is not None:
             ids.append(task.id)
             known_at.append(i)
@@ -333,7 +325,7 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
         ids.append(next_id)
         group = groups[i] if groups else default_group
         rank = encode_rank(users[i], generation, orders[i] if orders else float(first_index + i))
-        task = new_task(work, graph, next_id, key, key_digest, others, flag & _STORED_FLAGS, expected[i], group, annotations[i], rank)
+        task = new_task(work, graph, next_id, place_of, flag & _STORED_FLAGS, expected[i], group, annotations[i], rank)
         next_id += 1
         if specs[i]:
             put(Table.SPECS, pack(task.id), specs[i])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.commands import Erred
+from taskdb.engine.refs import KeyPlace
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, QUEUED, RELEASED, WAITING, cause_of, fail_blamed, hold, needed, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
@@ -27,16 +28,14 @@ def new_task(
     work: Work,
     graph: GraphRecord,
     task_id: int,
-    key: bytes,
-    key_digest: bytes,
-    others: bytes | None,
+    at: KeyPlace,
     flags: int,
     expected: int,
     group: int,
     annotation: int,
     rank: bytes,
 ) -> TaskRecord:
-    """A task under a key that is free. `others`: what stands under the digest of its key. It has yet to be linked and placed."""
+    """A task under a key that is free. It has yet to be linked and placed."""
     task = TaskRecord()
     task.id = task_id
     task.state = RELEASED
@@ -56,8 +55,8 @@ def new_task(
     task.stored_held = task.reclaim = False
     work.add_task(task)
     id_key = U64.pack(task_id)
-    work.txn.put(Table.NAMES, id_key, key)
-    work.txn.put(Table.KEYS, key_digest, id_key if others is None else others + id_key)
+    work.txn.put(Table.NAMES, id_key, at.key)
+    work.txn.put(Table.KEYS, at.digest, id_key if at.ids is None else at.ids + id_key)
     graph.expected += expected
     work.count_group(graph.id, group, 1)
     return task

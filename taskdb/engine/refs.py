@@ -1,10 +1,10 @@
-"""From names to ids and back: keys, submissions, clients, the indices of a submission, and what is
-yet to be made of its rule. Reads only."""
+"""From names to ids and back: keys, submissions, clients, indices of a submission; and what is yet to be made of its rule. Reads only."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import NamedTuple
 
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import GraphStatus, Growth, RuleHead, decode_client, decode_graph, decode_growth, decode_ids, decode_rule_head
@@ -22,16 +22,32 @@ def _find(txn: ReadTxn, table: Table, name: bytes, matches: Callable[[int], bool
     return 0
 
 
+class KeyPlace(NamedTuple):
+    """Where a packed key stands, or would."""
+
+    key: bytes
+    digest: bytes
+    #: Ids of all keys with this digest; None: there are none.
+    ids: bytes | None
+    #: The id under the key, or 0.
+    id: int
+
+
+def look_up(txn: ReadTxn, key: bytes) -> KeyPlace:
+    key_digest = digest(key)
+    ids = txn.get(Table.KEYS, key_digest)
+    for start in range(0, len(ids or b""), 8):
+        assert ids is not None
+        number = ids[start : start + 8]
+        # A digest is only a hint.
+        if txn.get(Table.NAMES, number) == key:
+            return KeyPlace(key, key_digest, ids, int.from_bytes(number))
+    return KeyPlace(key, key_digest, ids, 0)
+
+
 def find_key(txn: ReadTxn, key: bytes) -> int:
     """The id under a packed key, or 0."""
-    data = txn.get(Table.KEYS, digest(key))
-    if data is None:
-        return 0
-    for start in range(0, len(data), 8):
-        number = data[start : start + 8]
-        if txn.get(Table.NAMES, number) == key:
-            return int.from_bytes(number)
-    return 0
+    return look_up(txn, key).id
 
 
 def find_graph(txn: ReadTxn, submission: str) -> int:

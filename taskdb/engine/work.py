@@ -321,10 +321,10 @@ class Work:
             group[0] = int(group[0]) + change
             group[2] = True
         if change < 0:
-            self._forgotten[graph_id, index] = self._forgotten.get((graph_id, index), 0) - change
+            self.count_forgotten(graph_id, index, -change)
 
-    def count_unmade(self, graph_id: int, index: int, count: int) -> None:
-        """Tasks of a rule that will not be made: for the scheduler they are forgotten."""
+    def count_forgotten(self, graph_id: int, index: int, count: int) -> None:
+        """To be told the scheduler: tasks that are forgotten, or that are of a rule and will not be made."""
         self._forgotten[graph_id, index] = self._forgotten.get((graph_id, index), 0) + count
 
     def drop_groups(self, graph_id: int) -> None:

@@ -100,7 +100,6 @@ RULE_PLACE = Struct(">HQ")
 
 DIGEST_BYTES = 16
 RANK_BYTES = 24
-ID_BYTES = 8
 
 
 def digest(name: bytes) -> bytes:

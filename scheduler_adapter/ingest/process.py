@@ -99,7 +99,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from distributed.protocol.serialize import Serialized
 
     from scheduler_adapter.dask_internals import load_expr
-    from scheduler_adapter.graph import materialise, pack_graph, prepare
+    from scheduler_adapter.graph import estimate_tasks, materialise, pack_graph, prepare
     from scheduler_adapter.ingest.stream import Stream
     from scheduler_adapter.symbolic import compile_rule
 
@@ -110,11 +110,13 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     expr = load_expr(Serialized(job["header"], frames))
     frames.clear()
     details = pickle.loads(job["details"])
-    rule = compile_rule(expr, details["keys"], details["annotations"], details["internal_priority"])
-    if rule is not None and rule.rule.tasks >= job["rule_tasks"]:
-        Stream(job, rule.rest, tell, rule).run()
-        return
-    del rule
+    estimate = estimate_tasks(expr)
+    if estimate is None or estimate >= job["rule_tasks"]:
+        rule = compile_rule(expr, details["keys"], details["annotations"], details["internal_priority"])
+        if rule is not None and rule.rule.tasks >= job["rule_tasks"]:
+            Stream(job, rule.rest, tell, rule).run()
+            return
+        del rule
     dsk, by_type = materialise(expr)
     del expr
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])

@@ -90,6 +90,8 @@ class Adapter:
         scheduler.add_plugin(self.recovery, name=self.recovery.name)
         self.recovery.start_waiting()
         self.restored = Restored()  # it holds every kept item
+        # IMPORTANT: not before. The database tells and changes nothing until it hears from us, so that all of it is heard.
+        self.pager.schedule(urgent=True)
         scheduler.taskdb = self
 
     def _state(self, state: str, detail: str) -> None:

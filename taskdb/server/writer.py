@@ -79,6 +79,8 @@ class Writer:
         self._credit = CreditLine()
         #: The peer has said what it holds: nothing is leased before.
         self._synced = False
+        #: The peer has begun its epoch and said nothing yet: it reads what there is, and nothing changes before it is ready to hear of it.
+        self._restoring = False
         self._answers = Answers()
         #: Tasks forgotten in the open transaction, by submission and group: told once that is on disk, so that nothing is counted twice.
         self._forgotten: Counter[tuple[str, str]] = Counter()
@@ -126,6 +128,7 @@ class Writer:
             raise self._explain(error) from error
         self._credit = CreditLine()
         self._synced = new
+        self._restoring = last_seq == 0
         self._told_queued = 0
         peer.epoch = epoch
         peer.leases_lost = self._leases_lost
@@ -178,6 +181,7 @@ class Writer:
         """The Session is gone; the epoch stays. Nothing is leased until it comes back."""
         if self._peer is peer:
             self._peer = None
+        self._wake()
 
     def batch(self, peer: Peer, seq: int, commands: Sequence[c.Command], heard: int = 0) -> None:
         """Apply and answer. Errors close the peer."""
@@ -201,6 +205,8 @@ class Writer:
             self._abort(error)
             return
         self._seq = seq
+        if self._restoring:
+            self._restoring, more = False, True
         self._note_depths(txn, result)
         self._told_queued = result.queued
         peer.push(result, seq, refused)
@@ -247,6 +253,7 @@ class Writer:
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
+        self._restoring = False  # who sends graphs has restored
         self._push(result)
         self._slice()
         if refused:
@@ -292,7 +299,7 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
             self._slice_handle = None
-        if self._closed:
+        if self._closed or (self._restoring and self._peer is not None):
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX

@@ -249,6 +249,36 @@ def test_a_new_epoch_ends_the_older_session_and_its_ingests() -> None:
     story(test)
 
 
+def test_nothing_changes_before_a_new_scheduler_has_said_something() -> None:
+    """It reads what is stored, and is not ready to hear of anything else."""
+
+    async def test() -> None:
+        bench = Bench(MemoryStore())
+        old = await bench.attach()
+        bench.writer.batch(old, 1, graph("s", keys_of(3)))
+        bench.writer.ingest(old.epoch, begin("open"))
+        bench.writer.ingest(old.epoch, run_of("open", [key("o", i) for i in range(3)]))
+        new = await bench.attach()
+        tasks = bench.tasks()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (new.results, bench.tasks()) == ([], tasks)
+        bench.writer.batch(new, 1, [c.Credit(3, 3, 0)])
+        await until_async(lambda: len(new.leases) == 3, "leases")
+        bench.writer.flush()
+        assert bench.tasks() == 3, "the aborted graph is forgotten"
+        new.results.clear()
+        # One that says nothing and goes.
+        bench.writer.ingest(new.epoch, begin("again"))
+        bench.writer.ingest(new.epoch, run_of("again", [key("a", i) for i in range(3)]))
+        silent = await bench.attach()
+        bench.writer.flush()
+        bench.writer.detach(silent)
+        await until_async(lambda: (bench.writer.flush(), bench.tasks())[1] == 3, "the other one, too")
+
+    story(test)
+
+
 # ------------------------------------------------------------------------------------------------------------ ingest
 
 

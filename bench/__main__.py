@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import figures
+from bench import figures, order
 from bench.recovery import make_store, start_to_first
 from bench.runs import Interrupted, Options, machine, run
 from bench.workloads import WORKLOADS
@@ -153,6 +153,23 @@ def recovery(tasks: tuple[int, ...], repeat: int) -> None:
         median = statistics.median(seconds)
         table.add_row("ours", f"{sizes[count]:,}", f"{median:.2f}", f"{median - stock:.2f}")
     Console().print(table)
+
+
+@main.command("order")
+@click.option("--tasks", type=click.IntRange(1), default=2000, show_default=True, help="About how many tasks.")
+@click.option("--threads", type=click.IntRange(1), default=8, show_default=True)
+def compare_orders(tasks: int, threads: int) -> None:
+    """Most results live at once in the order of each large graph, simulated, against `dask.order`."""
+    shown = Table("workload", "tasks", "order of a large graph", "dask.order: peak live", "ours: peak live", "ratio")
+    for workload in WORKLOADS.values():
+        expr = order.submitted(workload, tasks)
+        if expr is None:
+            continue
+        theirs, ours = order.orders(expr)
+        kind = "dask.order" if ours is theirs else "of its rule"
+        peaks = order.peak_live(theirs, threads), order.peak_live(ours, threads)
+        shown.add_row(workload.name, f"{len(ours.deps):,}", kind, *(f"{peak:,}" for peak in peaks), f"{peaks[1] / peaks[0]:.2f}")
+    Console().print(shown)
 
 
 @main.command()

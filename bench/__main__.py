@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import figures, order
+from bench import curves, figures, order
 from bench.recovery import make_store, start_to_first
 from bench.runs import Interrupted, Options, machine, run
 from bench.workloads import WORKLOADS
@@ -181,6 +181,17 @@ def table(files: tuple[Path, ...]) -> None:
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
     click.echo(figures.markdown(contents))
+
+
+@main.command("curves")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Picture to write (.svg, .png).")
+def draw_curves(files: tuple[Path, ...], output: Path) -> None:
+    """Draw files of `compare --json` of one workload over the number of tasks."""
+    try:
+        curves.draw([figures.load(file) for file in files], output)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
 
 
 if __name__ == "__main__":

@@ -171,6 +171,23 @@ class Counter:
         return self.n
 
 
+class Gate:
+    """A number that only the process that made it can pickle before a file is there; `fails`: nor after that."""
+
+    def __init__(self, number: int, path: str, fails: bool = False, pid: int | None = None):
+        self.number, self.path, self.fails, self.pid = number, path, fails, pid or os.getpid()
+
+    def __reduce__(self) -> Any:
+        if os.getpid() != self.pid:
+            wait_for_file(self.path)
+            if self.fails:
+                raise ValueError("this number does not travel")
+        return Gate, (self.number, self.path, self.fails, self.pid)
+
+    def __index__(self) -> int:
+        return self.number
+
+
 class CannotBeUnpickled:
     """Pickled by the client, and read nowhere: not in the scheduler, the ingest process or a worker."""
 

@@ -65,6 +65,8 @@ class Adopting:
     done: asyncio.Future[None]
     #: Keys that are not answered.
     left: int
+    #: The link broke under it: what it brings was not named when it was said what is held.
+    again: bool = False
 
 
 class Pager(SchedulerPlugin):
@@ -303,6 +305,9 @@ class Pager(SchedulerPlugin):
 
     def link_restored(self) -> None:
         """The daemon is back. IMPORTANT: at once: what was finished meanwhile must be told before what is held, and the next credit."""
+        for waiting in self._adopting.values():
+            for asked in waiting:
+                asked.again = True
         self._flush_now()
 
     def close(self) -> None:
@@ -341,6 +346,8 @@ class Pager(SchedulerPlugin):
         asked.on_answer(answer)
         if lease is not None and answer.lease is None:
             self.residency.page_in([lease])
+        if asked.again and (resident := self.window.by_key.get(unpack_key(answer.key))) is not None:
+            self.window.tell_again([resident])  # that nobody needs it (any more) may have been said while the link was broken
         asked.left -= 1
         if not asked.left and not asked.done.done():
             asked.done.set_result(None)

@@ -167,6 +167,8 @@ class Recovery(SchedulerPlugin):
             if graph.flags & GraphFlag.WHOLE and graph.unfinished and not graph.aborted:
                 self.wholes.take(graph)
                 continue
+            if not graph.tasks:
+                continue  # given up before anything of it was there: nothing of it will be forgotten
             submission = Submission(graph.submission, graph.client, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
             residency.begins(submission)
             finished = 1 - graph.unfinished / graph.tasks if graph.tasks else 0.0

@@ -40,8 +40,9 @@ logger = logging.getLogger("distributed.taskdb")
 #: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler.
 WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
-#: How long a worker that registers waits until the database knows of it, if it can.
-KNOWN_SECONDS = 1.0
+#: How long, at most, a worker that registers waits until the database knows of it, also while that is away. Less than its own limit
+#: (`worker.ATTEMPT_SECONDS`).
+KNOWN_SECONDS = 5.0
 #: How long, at most, clients are waited for before what nobody has brought is given back.
 CLIENTS_BACK_SECONDS_MAX = 5.0
 #: Keys of one Adopt: some 20 µs each of the daemon's time.
@@ -271,10 +272,12 @@ class Recovery(SchedulerPlugin):
         if not self.expected:
             self.pager.workers_back.set()
         self._maybe_end()
+        if message is None:
+            return  # nobody waits for it
         # IMPORTANT: nothing is sent to it before: the next scheduler waits only for workers it knows of.
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_SECONDS):
-                await self.pager.durable()
+                await self.pager.on_disk(self.pager.next_seq())
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.unclaimed.drop_worker(worker)
@@ -287,7 +290,7 @@ class Recovery(SchedulerPlugin):
         """Everything the worker has: results first, so that what runs finds its inputs."""
         memory = {key: at for at, key in enumerate(inventory.memory)}
         running = {key: at for at, key in enumerate(inventory.running)}
-        seceded = set(inventory.seceded)
+        seceded, failures = set(inventory.seceded), inventory.failures()
         taken: set[bytes] = set()
         kept: set[bytes] = set()
 
@@ -305,7 +308,7 @@ class Recovery(SchedulerPlugin):
 
         def run(answer: Adopted) -> None:
             at = running[answer.key]
-            answered(answer, Brought(Level.HELD, run_id=inventory.run_ids[at], seceded=at in seceded))
+            answered(answer, Brought(Level.HELD, run_id=inventory.run_ids[at], seceded=at in seceded, failure=failures.get(at)))
 
         for keys in chunks(list(memory)):
             nbytes = [inventory.nbytes[memory[key]] for key in keys]
@@ -328,7 +331,7 @@ class Recovery(SchedulerPlugin):
     def _take(self, lease: Lease, ws: WorkerState, brought: Brought) -> bool:
         if brought.level is Level.MEMORY:
             return self.adoption.result(lease, ws, brought.nbytes, brought.type_name)
-        taken = self.adoption.running(lease, ws, brought.run_id, brought.seceded)
+        taken = self.adoption.running(lease, ws, brought.run_id, seceded=brought.seceded, failed=brought.failure is not None)
         if taken and brought.failure is not None:
             self.scheduler.stream_handlers["task-erred"](key=unpack_key(lease.key), worker=ws.address, **brought.failure)
         return taken

@@ -337,7 +337,6 @@ class Submitter:
         pager.residency.begins(submission)
         details.holds = details.resent and bool(pager.residency.unclaimed)
         pager.holding += details.holds
-        await pager.answered()
         job = {
             "submission": details.name,
             "client": details.client,
@@ -358,6 +357,7 @@ class Submitter:
         try:
             while True:
                 # IMPORTANT: what was said before is on disk, or it would be said again after this if the daemon died.
+                await pager.answered()
                 await pager.on_disk(pager.session.last_seq)
                 try:
                     outcome = await self._stream(job, expr_ser.frames, details, submission, announced, heard)
@@ -382,11 +382,11 @@ class Submitter:
         if isinstance(outcome, Graph):
             pager.residency.maybe_end(submission)
             return await self._take_small(outcome, details)
+        pager.residency.maybe_end(submission)
         # A lease from before the graph came may be under way: it does not name this client.
         await pager.answered()
         self.want_resident(details.keys, details.client)
         pager.schedule(urgent=True)
-        pager.residency.maybe_end(submission)
         return outcome
 
     async def _stream(

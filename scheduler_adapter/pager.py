@@ -114,6 +114,8 @@ class Pager(SchedulerPlugin):
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
         self._adopting: dict[bytes, deque[Adopting]] = {}
+        #: Graphs of which all that is left is about to be taken in as one: none of it comes alone.
+        self.coming_whole: set[str] = set()
         #: Leases of what a worker may be running, by key: the answer to Adopt says which it is. (The link broke between them.)
         self._aside: dict[bytes, Lease] = {}
         self._loop = asyncio.get_running_loop()
@@ -231,6 +233,8 @@ class Pager(SchedulerPlugin):
                 self.window.identify(resident, lease.id)
             elif lease.key in self._adopting:
                 self._aside[lease.key] = lease
+            elif lease.submission in self.coming_whole:
+                continue
             elif lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
                 out.append(lease)
         return out

@@ -60,9 +60,11 @@ def set_processing(scheduler: Scheduler, ts: TaskState, ws: WorkerState, run_id:
 
 
 def free_on(scheduler: Scheduler, ws: WorkerState, keys: list[Any]) -> None:
-    """Let a worker drop results, and what it runs."""
+    """Let a worker drop results, and what it runs. What it has been given to compute since then it would drop, too: it is given it anew."""
     if keys and ws.address in scheduler.stream_comms:
         scheduler.worker_send(ws.address, {"op": "free-keys", "keys": keys, "stimulus_id": "taskdb-adopt"})
+        for key in (key for key in keys if key in scheduler.tasks):
+            scheduler._reschedule(key, ws.address, stimulus_id="taskdb-adopt")
 
 
 def leave_workers_alone(scheduler: Scheduler, undo: Undo, when: Callable[[str], bool]) -> None:

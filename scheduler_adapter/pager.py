@@ -233,9 +233,7 @@ class Pager(SchedulerPlugin):
                 self.window.identify(resident, lease.id)
             elif lease.key in self._adopting:
                 self._aside[lease.key] = lease
-            elif lease.submission in self.coming_whole:
-                continue
-            elif lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
+            elif lease.submission not in self.coming_whole and lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
                 out.append(lease)
         return out
 

@@ -59,7 +59,7 @@ class Residency:
         self.window = Window()
         self.ledger = internals.GroupLedger(scheduler)
         self.holder = internals.holder()
-        self.unclaimed = Unclaimed(scheduler)
+        self.unclaimed = Unclaimed(scheduler, self.give_back)
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: Wants whose end the database has not confirmed: what it says of them is old.

@@ -317,7 +317,10 @@ class Submitter:
         """Of what workers have of a graph that is said again. To be sent together with its tasks, before any of them can be leased."""
         unclaimed = self.pager.residency.unclaimed
         for command in unclaimed.claims(keys):
-            self.pager.expect_adopted(command, unclaimed.answered)
+            # What has failed is told once that is answered: what it was computed from is not needed then.
+            self.pager.holding += 1
+            asked = self.pager.expect_adopted(command, unclaimed.answered)
+            asked.done.add_done_callback(lambda done: self.pager.hold_less())
             yield command
 
     def _hold_no_more(self, details: Details) -> None:

@@ -33,6 +33,8 @@ class Inventory:
     #: Those that have failed, and of each: exception, traceback (or None), as Dask pickles them, and both as text.
     failed: Sequence[int] = field(default=())
     errors: Sequence[Sequence[Any]] = field(default=())
+    #: The run each result is of; negative: it was computed elsewhere.
+    runs: Sequence[int] = field(default=())
 
     def failures(self) -> dict[int, dict[str, Any]]:
         """By position among the running ones, what the worker would say of it (`task-erred`)."""
@@ -44,7 +46,7 @@ class Inventory:
         }
 
     def write(self) -> dict[str, Any]:
-        columns = (self.memory, self.nbytes, self.types, self.running, self.run_ids, self.seceded, self.failed, self.errors)
+        columns = (self.memory, self.nbytes, self.types, self.running, self.run_ids, self.seceded, self.failed, self.errors, self.runs)
         return {"protocol": PROTOCOL, "data": msgpack.packb([self.epoch, *(list(column) for column in columns)])}
 
     @classmethod

@@ -116,6 +116,7 @@ class Recovery(SchedulerPlugin):
         self.wholes = Wholes(scheduler, pager)
         self.unclaimed = pager.residency.unclaimed
         self.unclaimed.take = self._take
+        pager.residency.reused.restore(pager.send, restored.kept)
         self.adopted = self.refused = 0
         dask_recovery.forgive_unknown_spans(scheduler, undo)
         dask_recovery.forget_broken_registrations(scheduler, undo)
@@ -288,8 +289,9 @@ class Recovery(SchedulerPlugin):
 
     async def _take_in(self, ws: WorkerState, inventory: Inventory) -> None:
         """Everything the worker has: results first, so that what runs finds its inputs."""
-        memory = {key: at for at, key in enumerate(inventory.memory)}
-        running = {key: at for at, key in enumerate(inventory.running)}
+        is_old = self.pager.residency.reused.is_old
+        memory = {key: at for at, key in enumerate(inventory.memory) if not is_old(unpack_key(key), inventory.runs[at])}
+        running = {key: at for at, key in enumerate(inventory.running) if not is_old(unpack_key(key), inventory.run_ids[at])}
         seceded, failures = set(inventory.seceded), inventory.failures()
         taken: set[bytes] = set()
         kept: set[bytes] = set()
@@ -315,7 +317,7 @@ class Recovery(SchedulerPlugin):
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.MEMORY] * len(keys), nbytes), result)
         for keys in chunks([key for key in running if unpack_key(key) not in self.scheduler.tasks]):
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.HELD] * len(keys)), run)
-        refused = [unpack_key(key) for key in (*memory, *running) if key not in taken and key not in kept]
+        refused = [unpack_key(key) for key in (*inventory.memory, *inventory.running) if key not in taken and key not in kept]
         dask_recovery.free_on(self.scheduler, ws, refused)
         self.adopted += len(taken)
         self.refused += len(refused)

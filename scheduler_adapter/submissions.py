@@ -177,6 +177,8 @@ class Submitter:
         unclaimed = self.pager.residency.unclaimed
         if unclaimed and (must_follow or not details.resent):
             unclaimed.drop(graph.dsk)
+        if not details.resent:
+            self.pager.residency.reused.comes(graph.dsk, self._may_be_over)
         if must_follow:
             await self._residents_ready(graph, details.name)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):

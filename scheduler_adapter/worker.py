@@ -180,6 +180,7 @@ class Survivor:
         seceded: list[int] = []
         failed: list[int] = []
         errors: list[list[Any]] = []
+        runs: list[int] = []
         rest: list[Any] = []
         for ts in internals.tasks(worker):
             packed = None
@@ -192,6 +193,7 @@ class Survivor:
                 memory.append(packed)
                 nbytes.append(internals.nbytes_of(ts))
                 types.append(internals.type_name(ts))
+                runs.append(ts.run_id)
             else:
                 if ts.state == "long-running":
                     seceded.append(len(running))
@@ -202,4 +204,4 @@ class Survivor:
                 run_ids.append(ts.run_id)
         self._held_back = []
         internals.free(worker, rest, stimulus_id)
-        return Inventory(epoch, memory, nbytes, types, running, run_ids, seceded, failed, errors).write()
+        return Inventory(epoch, memory, nbytes, types, running, run_ids, seceded, failed, errors, runs).write()

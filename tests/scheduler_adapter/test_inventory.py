@@ -10,7 +10,7 @@ from scheduler_adapter.inventory import PROTOCOL, Inventory
 
 
 def test_an_inventory_comes_back() -> None:
-    inventory = Inventory(3, (b"a", b"b"), (10, 20), ("int", "str"), (b"c",), (2**33,), (), (0,), ((b"e", None, "e", ""),))
+    inventory = Inventory(3, (b"a", b"b"), (10, 20), ("int", "str"), (b"c",), (2**33,), (), (0,), ((b"e", None, "e", ""),), (5, -1))
     assert Inventory.read(msgpack.unpackb(msgpack.packb(inventory.write()))) == inventory
 
 

@@ -61,20 +61,25 @@ class Adoption:
             self.pager.forgotten.end(key)
         return True
 
-    def running(self, lease: Lease, ws: WorkerState, run_id: int, seceded: bool) -> bool:
-        """A task the worker runs. False: it is let go of, and runs elsewhere, or again."""
+    def running(self, lease: Lease, ws: WorkerState, run_id: int, *, seceded: bool, failed: bool) -> bool:
+        """A task the worker runs. False: it is let go of, and runs elsewhere, or again.
+
+        `failed`: it has, which is to be said next. What it was computed from may have been let go of, and is not needed.
+        """
         scheduler, residency = self.scheduler, self.residency
         key = unpack_key(lease.key)
         resident = residency.window.by_key.get(key)
         if resident is not None and not resident.stub:
             return False
         deps = residency.dependencies(lease)
-        if deps is None or any(dep.task.state != "memory" for dep in deps) or ws not in scheduler.running:
+        complete = deps is not None and all(dep.task.state == "memory" for dep in deps)
+        is_over = failed and lease.retries <= 0
+        if not (complete or is_over) or ws not in scheduler.running:
             residency.give_back(lease, Level.HELD)
             return False
         spec, annotations = residency.spec(lease)
         ts = residency.enter(key, lease, resident, spec, annotations)
-        internals.relink(ts, [dep.task for dep in deps])
+        internals.relink(ts, [dep.task for dep in deps or ()] if complete else [])
         internals.observe(scheduler, [ts], None, ())
         dask_recovery.set_processing(scheduler, ts, ws, run_id, seceded)
         if FIRE_AND_FORGET in lease.clients:

@@ -109,6 +109,7 @@ class Arrivals:
         cs = internals.client_state(self.scheduler, client)
         if cs is None:
             return
+        self.pager.residency.reused.ends(unpack_key(arriving.packed[i]) for i in added.known if added.ids[i])
         is_old = self.pager.residency.is_old
         keys = []
         for i in added.known:

@@ -59,10 +59,25 @@ def set_processing(scheduler: Scheduler, ts: TaskState, ws: WorkerState, run_id:
         scheduler.handle_long_running(ts.key, ws.address, run_id, None, "taskdb-adopt")
 
 
+def next_run_id() -> int:
+    """No task runs under this one: runs until now have lower ids, runs from now on higher ones."""
+    return next(TaskState._run_id_iterator)
+
+
 def free_on(scheduler: Scheduler, ws: WorkerState, keys: list[Any]) -> None:
-    """Let a worker drop results, and what it runs."""
-    if keys and ws.address in scheduler.stream_comms:
-        scheduler.worker_send(ws.address, {"op": "free-keys", "keys": keys, "stimulus_id": "taskdb-adopt"})
+    """Let a worker drop results, and what it runs.
+
+    What a worker that is registering has been given to compute meanwhile waits in the buffer of its stream: this is put before it, or it
+    would be dropped, too. Relies on `BatchedSend.buffer` being what is sent first once there is a comm.
+    """
+    stream = scheduler.stream_comms.get(ws.address)
+    if not keys or stream is None:
+        return
+    message = {"op": "free-keys", "keys": keys, "stimulus_id": "taskdb-adopt"}
+    if stream.comm is None:
+        stream.buffer.insert(0, message)
+    else:
+        scheduler.worker_send(ws.address, message)
 
 
 def leave_workers_alone(scheduler: Scheduler, undo: Undo, when: Callable[[str], bool]) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 from distributed.batched import BatchedSend
 from distributed.comm import Comm, connect
 from distributed.core import Status
+from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialize
 from distributed.versions import get_versions
 from distributed.worker import Worker
-from distributed.worker_state_machine import FreeKeysEvent, TaskErredMsg, TaskState
+from distributed.worker_state_machine import FreeKeysEvent, TaskState
 
 #: States of a worker's task in which its function runs.
 RUNNING = ("executing", "long-running")
@@ -95,9 +97,13 @@ def free(worker: Worker, keys: list[Any], stimulus_id: str) -> None:
         worker.handle_stimulus(FreeKeysEvent(keys=keys, stimulus_id=stimulus_id))
 
 
-def say_erred(worker: Worker, ts: TaskState, stimulus_id: str) -> None:
-    """The `task-erred` message of a task in state `error`."""
-    worker.batched_send(TaskErredMsg.from_task(ts, ts.run_id, stimulus_id).to_dict())
+def error_of(ts: TaskState) -> list[Any]:
+    """Exception and traceback of a task in state `error`, as bytes, and as text (see `distributed.core.error_message`)."""
+    return [_pickled(ts.exception), _pickled(ts.traceback), ts.exception_text, ts.traceback_text]
+
+
+def _pickled(x: Serialize | None) -> bytes | None:
+    return None if x is None else x.data if isinstance(x.data, bytes) else dumps(x.data)
 
 
 def end_shuffles(worker: Worker, reason: str) -> None:

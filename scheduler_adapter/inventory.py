@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 #: Of this message. A scheduler that reads another lets go of what the worker has.
-PROTOCOL = 1
+PROTOCOL = 2
 #: Its name in `WorkerState.extra`.
 NAME = "taskdb"
 #: The message with which the scheduler says, on the worker's stream, that it keeps its tasks in taskdb: `epoch` and `store`.
@@ -25,14 +25,28 @@ class Inventory:
     memory: Sequence[bytes] = ()
     nbytes: Sequence[int] = ()
     types: Sequence[str] = ()
-    #: Tasks whose function runs, or has failed and will be told as soon as the stream is open.
+    #: Tasks whose function runs, or has failed.
     running: Sequence[bytes] = ()
     run_ids: Sequence[int] = ()
     #: Those of them, by position, that have left their worker's thread pool.
     seceded: Sequence[int] = field(default=())
+    #: Those that have failed, and of each: exception, traceback (or None), as Dask pickles them, and both as text.
+    failed: Sequence[int] = field(default=())
+    errors: Sequence[Sequence[Any]] = field(default=())
+    #: The run each result is of; negative: it was computed elsewhere.
+    runs: Sequence[int] = field(default=())
+
+    def failures(self) -> dict[int, dict[str, Any]]:
+        """By position among the running ones, what the worker would say of it (`task-erred`)."""
+        names = ("exception", "traceback", "exception_text", "traceback_text")
+        rest: dict[str, Any] = {"status": "error", "thread": None, "startstops": [], "stimulus_id": "taskdb-return"}
+        return {
+            at: {"run_id": self.run_ids[at], **dict(zip(names, error, strict=True)), **rest}
+            for at, error in zip(self.failed, self.errors, strict=True)
+        }
 
     def write(self) -> dict[str, Any]:
-        columns = (self.memory, self.nbytes, self.types, self.running, self.run_ids, self.seceded)
+        columns = (self.memory, self.nbytes, self.types, self.running, self.run_ids, self.seceded, self.failed, self.errors, self.runs)
         return {"protocol": PROTOCOL, "data": msgpack.packb([self.epoch, *(list(column) for column in columns)])}
 
     @classmethod

@@ -65,6 +65,8 @@ class Adopting:
     done: asyncio.Future[None]
     #: Keys that are not answered.
     left: int
+    #: The link broke under it: what it brings was not named when it was said what is held.
+    again: bool = False
 
 
 class Pager(SchedulerPlugin):
@@ -112,6 +114,8 @@ class Pager(SchedulerPlugin):
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
         self._adopting: dict[bytes, deque[Adopting]] = {}
+        #: Graphs of which all that is left is about to be taken in as one: none of it comes alone.
+        self.coming_whole: set[str] = set()
         #: Leases of what a worker may be running, by key: the answer to Adopt says which it is. (The link broke between them.)
         self._aside: dict[bytes, Lease] = {}
         self._loop = asyncio.get_running_loop()
@@ -229,7 +233,7 @@ class Pager(SchedulerPlugin):
                 self.window.identify(resident, lease.id)
             elif lease.key in self._adopting:
                 self._aside[lease.key] = lease
-            elif lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
+            elif lease.submission not in self.coming_whole and lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
                 out.append(lease)
         return out
 
@@ -303,6 +307,9 @@ class Pager(SchedulerPlugin):
 
     def link_restored(self) -> None:
         """The daemon is back. IMPORTANT: at once: what was finished meanwhile must be told before what is held, and the next credit."""
+        for waiting in self._adopting.values():
+            for asked in waiting:
+                asked.again = True
         self._flush_now()
 
     def close(self) -> None:
@@ -341,6 +348,8 @@ class Pager(SchedulerPlugin):
         asked.on_answer(answer)
         if lease is not None and answer.lease is None:
             self.residency.page_in([lease])
+        if asked.again and (resident := self.window.by_key.get(unpack_key(answer.key))) is not None:
+            self.window.tell_again([resident])  # that nobody needs it (any more) may have been said while the link was broken
         asked.left -= 1
         if not asked.left and not asked.done.done():
             asked.done.set_result(None)

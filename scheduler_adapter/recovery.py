@@ -40,8 +40,9 @@ logger = logging.getLogger("distributed.taskdb")
 #: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler.
 WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
-#: How long a worker that registers waits until the database knows of it, if it can.
-KNOWN_SECONDS = 1.0
+#: How long, at most, a worker that registers waits until the database knows of it, also while that is away. Less than its own limit
+#: (`worker.ATTEMPT_SECONDS`).
+KNOWN_SECONDS = 5.0
 #: How long, at most, clients are waited for before what nobody has brought is given back.
 CLIENTS_BACK_SECONDS_MAX = 5.0
 #: Keys of one Adopt: some 20 µs each of the daemon's time.
@@ -115,6 +116,7 @@ class Recovery(SchedulerPlugin):
         self.wholes = Wholes(scheduler, pager)
         self.unclaimed = pager.residency.unclaimed
         self.unclaimed.take = self._take
+        pager.residency.reused.restore(pager.send, restored.kept)
         self.adopted = self.refused = 0
         dask_recovery.forgive_unknown_spans(scheduler, undo)
         dask_recovery.forget_broken_registrations(scheduler, undo)
@@ -167,6 +169,8 @@ class Recovery(SchedulerPlugin):
             if graph.flags & GraphFlag.WHOLE and graph.unfinished and not graph.aborted:
                 self.wholes.take(graph)
                 continue
+            if not graph.tasks:
+                continue  # given up before anything of it was there: nothing of it will be forgotten
             submission = Submission(graph.submission, graph.client, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
             residency.begins(submission)
             finished = 1 - graph.unfinished / graph.tasks if graph.tasks else 0.0
@@ -269,10 +273,12 @@ class Recovery(SchedulerPlugin):
         if not self.expected:
             self.pager.workers_back.set()
         self._maybe_end()
+        if message is None:
+            return  # nobody waits for it
         # IMPORTANT: nothing is sent to it before: the next scheduler waits only for workers it knows of.
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_SECONDS):
-                await self.pager.durable()
+                await self.pager.on_disk(self.pager.next_seq())
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.unclaimed.drop_worker(worker)
@@ -283,9 +289,10 @@ class Recovery(SchedulerPlugin):
 
     async def _take_in(self, ws: WorkerState, inventory: Inventory) -> None:
         """Everything the worker has: results first, so that what runs finds its inputs."""
-        memory = {key: at for at, key in enumerate(inventory.memory)}
-        running = {key: at for at, key in enumerate(inventory.running)}
-        seceded = set(inventory.seceded)
+        is_old = self.pager.residency.reused.is_old
+        memory = {key: at for at, key in enumerate(inventory.memory) if not is_old(unpack_key(key), inventory.runs[at])}
+        running = {key: at for at, key in enumerate(inventory.running) if not is_old(unpack_key(key), inventory.run_ids[at])}
+        seceded, failures = set(inventory.seceded), inventory.failures()
         taken: set[bytes] = set()
         kept: set[bytes] = set()
 
@@ -303,14 +310,14 @@ class Recovery(SchedulerPlugin):
 
         def run(answer: Adopted) -> None:
             at = running[answer.key]
-            answered(answer, Brought(Level.HELD, run_id=inventory.run_ids[at], seceded=at in seceded))
+            answered(answer, Brought(Level.HELD, run_id=inventory.run_ids[at], seceded=at in seceded, failure=failures.get(at)))
 
         for keys in chunks(list(memory)):
             nbytes = [inventory.nbytes[memory[key]] for key in keys]
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.MEMORY] * len(keys), nbytes), result)
         for keys in chunks([key for key in running if unpack_key(key) not in self.scheduler.tasks]):
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.HELD] * len(keys)), run)
-        refused = [unpack_key(key) for key in (*memory, *running) if key not in taken and key not in kept]
+        refused = [unpack_key(key) for key in (*inventory.memory, *inventory.running) if key not in taken and key not in kept]
         dask_recovery.free_on(self.scheduler, ws, refused)
         self.adopted += len(taken)
         self.refused += len(refused)
@@ -326,7 +333,7 @@ class Recovery(SchedulerPlugin):
     def _take(self, lease: Lease, ws: WorkerState, brought: Brought) -> bool:
         if brought.level is Level.MEMORY:
             return self.adoption.result(lease, ws, brought.nbytes, brought.type_name)
-        taken = self.adoption.running(lease, ws, brought.run_id, brought.seceded)
+        taken = self.adoption.running(lease, ws, brought.run_id, seceded=brought.seceded, failed=brought.failure is not None)
         if taken and brought.failure is not None:
             self.scheduler.stream_handlers["task-erred"](key=unpack_key(lease.key), worker=ws.address, **brought.failure)
         return taken

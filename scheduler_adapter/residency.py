@@ -17,6 +17,7 @@ from distributed.scheduler import TaskState as DaskTask
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_keys, unpack_key
+from scheduler_adapter.reused import Reused
 from scheduler_adapter.specs import Shared, StoredSpec, unshrink
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
@@ -59,7 +60,8 @@ class Residency:
         self.window = Window()
         self.ledger = internals.GroupLedger(scheduler)
         self.holder = internals.holder()
-        self.unclaimed = Unclaimed(scheduler)
+        self.unclaimed = Unclaimed(scheduler, self.give_back)
+        self.reused = Reused()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: Wants whose end the database has not confirmed: what it says of them is old.
@@ -293,7 +295,10 @@ class Residency:
         ts = resident.task
         if finish in ("released", "forgotten"):
             resident.left_at = self.window.runs
+        if finish in ("memory", "erred"):
+            self.reused.ends((resident.key,))
         if finish == "forgotten":
+            self.reused.left(resident.key)
             self._left(resident, ts)
         elif resident.paged and not resident.stub:
             if finish in ("memory", "erred"):

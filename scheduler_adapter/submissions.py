@@ -177,6 +177,8 @@ class Submitter:
         unclaimed = self.pager.residency.unclaimed
         if unclaimed and (must_follow or not details.resent):
             unclaimed.drop(graph.dsk)
+        if not details.resent:
+            self.pager.residency.reused.comes(graph.dsk, self._may_be_over)
         if must_follow:
             await self._residents_ready(graph, details.name)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
@@ -317,7 +319,10 @@ class Submitter:
         """Of what workers have of a graph that is said again. To be sent together with its tasks, before any of them can be leased."""
         unclaimed = self.pager.residency.unclaimed
         for command in unclaimed.claims(keys):
-            self.pager.expect_adopted(command, unclaimed.answered)
+            # What has failed is told once that is answered: what it was computed from is not needed then.
+            self.pager.holding += 1
+            asked = self.pager.expect_adopted(command, unclaimed.answered)
+            asked.done.add_done_callback(lambda done: self.pager.hold_less())
             yield command
 
     def _hold_no_more(self, details: Details) -> None:
@@ -337,7 +342,6 @@ class Submitter:
         pager.residency.begins(submission)
         details.holds = details.resent and bool(pager.residency.unclaimed)
         pager.holding += details.holds
-        await pager.answered()
         job = {
             "submission": details.name,
             "client": details.client,
@@ -358,6 +362,7 @@ class Submitter:
         try:
             while True:
                 # IMPORTANT: what was said before is on disk, or it would be said again after this if the daemon died.
+                await pager.answered()
                 await pager.on_disk(pager.session.last_seq)
                 try:
                     outcome = await self._stream(job, expr_ser.frames, details, submission, announced, heard)
@@ -382,11 +387,11 @@ class Submitter:
         if isinstance(outcome, Graph):
             pager.residency.maybe_end(submission)
             return await self._take_small(outcome, details)
+        pager.residency.maybe_end(submission)
         # A lease from before the graph came may be under way: it does not name this client.
         await pager.answered()
         self.want_resident(details.keys, details.client)
         pager.schedule(urgent=True)
-        pager.residency.maybe_end(submission)
         return outcome
 
     async def _stream(

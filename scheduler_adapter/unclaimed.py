@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,12 @@ class Brought:
 
 
 class Unclaimed:
-    """`take(lease, worker, brought)` puts one into the scheduler, and says whether it could."""
+    """`take(lease, worker, brought)` puts one into the scheduler, and says whether it could; `give_back(lease, level)` says that it is not
+    there."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, give_back: Callable[[Lease, Level], None]) -> None:
         self.scheduler = scheduler
+        self.give_back = give_back
         self.take: Any = lambda lease, ws, brought: False
         self._by_key: dict[Any, dict[WorkerState, Brought]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +109,9 @@ class Unclaimed:
 
     def answered(self, answer: Adopted) -> None:
         """To a claim."""
-        if answer.lease is not None:
+        if answer.lease is not None and unpack_key(answer.key) not in self._by_key:
+            self.give_back(answer.lease, answer.level)  # its worker went meanwhile
+        elif answer.lease is not None:
             self.leased(answer.lease)
         elif answer.level is not Level.OUT:
             self.drop([unpack_key(answer.key)])

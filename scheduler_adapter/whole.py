@@ -32,19 +32,28 @@ class Wholes:
     def __init__(self, scheduler: Scheduler, pager: Pager):
         self.scheduler = scheduler
         self.pager = pager
+        #: Graphs that were asked for and have not come.
+        self._asked: set[str] = set()
         pager.on_whole = self._taken
 
     def take(self, graph: pb.StoredGraph) -> None:
         """Ask for what is left of a stored graph. IMPORTANT: before the first credit, or parts of it would be leased one by one."""
         submission = Submission(graph.submission, graph.client, followed=True, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
         self.pager.residency.begins(submission)
+        self._asked.add(graph.submission)
+        self.pager.coming_whole.add(graph.submission)
         self.pager.send(TakeWhole(graph.submission), urgent=True)
 
     def _taken(self, whole: TakenWhole) -> None:
+        if whole.submission not in self._asked:
+            return  # said again: the daemon died before it was on disk
+        self._asked.discard(whole.submission)
         logger.info("taskdb: %d tasks of graph %s begin anew", len(whole.leases), whole.submission)
         if whole.leases:
             internals.graph_update_begins(self.scheduler)
             internals.in_background(self.scheduler, self._take_in, whole)
+        else:
+            self.pager.coming_whole.discard(whole.submission)
 
     async def _take_in(self, whole: TakenWhole) -> None:
         """Once all it needs from elsewhere is resident."""
@@ -56,6 +65,7 @@ class Wholes:
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             internals.graph_update_ends(self.scheduler)
+            self.pager.coming_whole.discard(whole.submission)
         self._create(whole)
 
     def _create(self, whole: TakenWhole) -> None:

@@ -152,9 +152,6 @@ class Survivor:
         self.epoch, self.store = answer, store
         for message in held_back:
             self._stock_send(message)
-        for ts in internals.tasks(worker):
-            if ts.state == "error":
-                internals.say_erred(worker, ts, stimulus_id)
         internals.start_heartbeat(worker)
         logger.warning("taskdb: registered with the scheduler of epoch %d", answer)
         return comm
@@ -181,6 +178,9 @@ class Survivor:
         running: list[bytes] = []
         run_ids: list[int] = []
         seceded: list[int] = []
+        failed: list[int] = []
+        errors: list[list[Any]] = []
+        runs: list[int] = []
         rest: list[Any] = []
         for ts in internals.tasks(worker):
             packed = None
@@ -193,11 +193,15 @@ class Survivor:
                 memory.append(packed)
                 nbytes.append(internals.nbytes_of(ts))
                 types.append(internals.type_name(ts))
+                runs.append(ts.run_id)
             else:
                 if ts.state == "long-running":
                     seceded.append(len(running))
+                elif ts.state == "error":
+                    failed.append(len(running))
+                    errors.append(internals.error_of(ts))
                 running.append(packed)
                 run_ids.append(ts.run_id)
         self._held_back = []
         internals.free(worker, rest, stimulus_id)
-        return Inventory(epoch, memory, nbytes, types, running, run_ids, seceded).write()
+        return Inventory(epoch, memory, nbytes, types, running, run_ids, seceded, failed, errors, runs).write()

@@ -100,7 +100,7 @@ def run_until(path: str, name: str, started: str, stop: str) -> int:
     return mark_until(started, stop, 1)
 
 
-def fail_when(started: str, stop: str) -> None:
+def fail_when(started: str, stop: str, *inputs: Any) -> None:
     mark_until(started, stop)
     Path(started + ".failed").touch()
     raise ValueError("at last")

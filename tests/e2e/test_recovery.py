@@ -222,6 +222,33 @@ def test_a_task_that_fails_while_there_is_no_scheduler(tmp_path: Path, window: i
             bad.result(timeout=60)
 
 
+def test_a_failure_that_is_not_on_disk_is_taken_over(tmp_path: Path, window: int | None) -> None:
+    """What it was computed from has been let go of, and does not run again."""
+    path, release = tmp_path / "runs", tmp_path / "release"
+    with Cluster(tmp_path, window=window, survive=True) as cluster, Client(cluster.address) as client:
+        assert cluster.daemon is not None
+        head = client.submit(f.count_run, str(path), 1, key="head")
+        bad = client.submit(f.fail_when, str(tmp_path / "started"), str(release), head, key="bad")
+        after = client.submit(f.inc, bad)
+        until((tmp_path / "started").exists, "it runs")
+        del head
+        client.run_on_scheduler(f.told_all)
+        with Reader(cluster.url) as reader:
+            until(lambda: len(reader.list_tasks(limit=5).tasks) == 3, "the graph is on disk")
+        cluster.kill(cluster.daemon)
+        release.touch()
+        until(lambda: after.status == "error", "it has failed")
+        if window is None:  # of what is paged only the database says that it is not needed
+            until(lambda: "head" not in str(client.run(lambda dask_worker: list(dask_worker.data))), "its input is let go of")
+        cluster.kill(cluster.scheduler)
+        cluster.start_daemon()
+        cluster.start_scheduler()
+        with pytest.raises(ValueError, match="at last"):
+            client.submit(f.inc, after).result(timeout=60)
+        assert twice(path) == {}
+        assert cluster.faults() == []
+
+
 def test_deaths_of_workers_count_across_restarts(tmp_path: Path, window: int | None) -> None:
     """A task that kills every worker is given up after the allowed failures, as in stock, whoever was the scheduler meanwhile."""
     env = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2", "DASK_TASKDB__WORKERS_RETURN": "1s"}

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--faults", default="", help="kinds of faults, with commas, instead of all")
     parser.add_argument("--reuse", type=float, help="how often a step gives the key of an old task to a new one, 0 to 1")
+    parser.add_argument("--wholes", type=float, default=0.0, help="how many graphs can only be held whole, 0 to 1")
     parser.add_argument("--controls", action="store_true", help="show that faults in the system itself are caught")
     args = parser.parse_args()
     # What is left of processes that were killed ends when the collector finds it, and complains.
@@ -46,6 +47,7 @@ def seeds(args: argparse.Namespace) -> int:
         plan.verbose = args.verbose
         if args.reuse is not None:
             plan.reuse, plan.steps = args.reuse, 8
+        plan.wholes = args.wholes
         outcome = run(plan)
         done += 1
         if args.verbose:
@@ -57,6 +59,7 @@ def seeds(args: argparse.Namespace) -> int:
             failed.append(seed)
             options = f" --faults {args.faults}" if args.faults else ""
             options += f" --reuse {args.reuse}" if args.reuse is not None else ""
+            options += f" --wholes {args.wholes}" if args.wholes else ""
             print(f"seed {seed} FAILED: python -m tests.simulation --seed {seed}{options}")
             for words in outcome.failures[:20]:
                 print(f"  {words}")

@@ -126,15 +126,15 @@ class Client:
 
     # ---------------------------------------------------------------------------------------------------------- what it does
 
-    def submit(self, nodes: list[Node], wanted: list[Node], retries: int) -> None:
+    def submit(self, nodes: list[Node], wanted: list[Node], retries: int, *, whole: bool = False) -> None:
         keys = [node.key for node in wanted]
         for node in wanted:
             if node.key not in self.futures:
                 self.futures[node.key] = Future(node)
-        self.world.submitted(nodes)
+        self.world.submitted(nodes, whole)
         self.world.note("submits", self.name, len(nodes), keys)
         self._graphs.append(nodes)
-        header, frames = serialize(to_serialize(Graph(nodes, retries)), on_error="raise")
+        header, frames = serialize(to_serialize(Graph(nodes, retries, whole=whole)), on_error="raise")
         message = {
             "op": "update-graph",
             "expr_ser": Serialized(header, frames),

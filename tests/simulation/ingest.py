@@ -13,7 +13,7 @@ import grpc.aio
 from distributed.protocol.serialize import Serialized
 
 from scheduler_adapter.dask_internals import load_expr
-from scheduler_adapter.graph import materialise, prepare, runs
+from scheduler_adapter.graph import materialise, pack_graph, prepare, runs
 from scheduler_adapter.keys import unpack_key
 from taskdb.commands import AddTasks, BeginGraph
 from taskdb.errors import TaskDBError, Unavailable
@@ -48,6 +48,9 @@ async def _ingest(job: Message, frames: Sequence[Any]) -> AsyncGenerator[Message
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
     sizes, group_deps = graph.groups()
     yield {"op": "graph", "tasks": len(graph.dsk), "external": graph.external, "groups": dict(sizes), "group_deps": group_deps}
+    if graph.has_p2p:
+        yield {"op": "whole", "graph": pack_graph(graph)}
+        return
     submission = job["submission"]
     names: list[str] = []
     call: Call = pb_grpc.TaskDBStub(Channel(job["address"])).Ingest()

@@ -157,16 +157,16 @@ class Sender:
 
     def __init__(self, interval: Any = None, loop: Any = None, serializers: Any = None) -> None:
         self.comm: End | None = None
-        self._early: list[Any] = []
+        self.buffer: list[Any] = []
 
     def start(self, comm: End) -> None:
         self.comm = comm
-        early, self._early = self._early, []
+        early, self.buffer = self.buffer, []
         self.send(*early)
 
     def send(self, *messages: Any) -> None:
         if self.comm is None:
-            self._early.extend(messages)
+            self.buffer.extend(messages)
         elif messages or self.comm.ended:
             self.comm.send(list(messages))
 

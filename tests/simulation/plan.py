@@ -36,6 +36,8 @@ class Plan:
     steps: int = 3
     #: How often a step gives the key of an old task to a new one.
     reuse: float = 0.05
+    #: How many of the graphs the scheduler can only hold whole, as it does a P2P shuffle.
+    wholes: float = 0.0
     seconds: float = 1.0
     verbose: bool = False
     faults: list[Fault] = field(default_factory=list)

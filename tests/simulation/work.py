@@ -48,7 +48,7 @@ class Work:
         nodes = self.maker.graph(chance.randint(3, 20), held, retries)
         ends = [node for node in nodes if not node.dependents]
         wanted = ends + [node for node in nodes if node.dependents and chance.random() < 0.1]
-        client.submit(nodes, wanted, retries)
+        client.submit(nodes, wanted, retries, whole=self.plan.wholes > 0 and chance.random() < self.plan.wholes)
         self._held[client] = held + wanted
 
     def _release(self, client: Client, nodes: list[Node]) -> None:

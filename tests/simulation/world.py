@@ -59,6 +59,10 @@ class World:
         self._begun: dict[Any, float] = {}
         self._lost_at = -1.0
         self.nodes: dict[Any, Node] = {}
+        #: Tasks of graphs that begin anew as a unit.
+        self._whole: set[Node] = set()
+        #: Keys that have meant more than one task.
+        self._reused: set[Any] = set()
         self.workers: dict[str, Worker] = {}
         self._worker_count = 0
         self._scheduler_count = 0
@@ -245,8 +249,10 @@ class World:
             self._lost_at = self._loop.time()
         # Nor can what workers have that do not come back in time.
         self.later(WORKERS_RETURN_SECONDS, self._given_up, self.scheduler)
+        # What is stored under a key that is used again may be the old task, while the new one is said again; copies of either look alike.
+        again = self._reused & {key for client in self.clients for key in client.outbox.submitted_keys()}
         with self.daemon.store.read() as txn:
-            for key in [key for key in self._begun if not find_key(txn, pack_key(key))]:
+            for key in [key for key in self._begun if key in again or not find_key(txn, pack_key(key))]:
                 del self._begun[key]
 
     def _given_up(self, scheduler: Incarnation) -> None:
@@ -261,16 +267,21 @@ class World:
         if self._scheduler_count > 1 and any(dependent.mode != "ok" for dependent in node.dependents):
             return False  # let go of when that failed, which a scheduler that died at once has not told
         held = {future.node for client in self.clients for future in client.futures.values()}
-        below, seen = [node], {node}
+        below, seen, needed = [node], {node}, False
         while below:
             current = below.pop()
-            if current in held:
-                return True
+            if current in self._whole and self._scheduler_count > 1:
+                return False
+            needed |= current in held
             below += [x for x in current.dependents if x not in seen]
             seen.update(current.dependents)
-        return False
+        return needed
 
-    def submitted(self, nodes: list[Node]) -> None:
+    def submitted(self, nodes: list[Node], whole: bool) -> None:
         for node in nodes:
+            if whole:
+                self._whole.add(node)
+            if node.key in self.nodes:
+                self._reused.add(node.key)
             self.nodes[node.key] = node
             self._begun.pop(node.key, None)

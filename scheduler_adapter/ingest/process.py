@@ -99,7 +99,8 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from distributed.protocol.serialize import Serialized
 
     from scheduler_adapter.dask_internals import load_expr
-    from scheduler_adapter.graph import estimate_tasks, materialise, pack_graph, prepare
+    from scheduler_adapter.expand import expand
+    from scheduler_adapter.graph import estimate_tasks, pack_graph, prepare
     from scheduler_adapter.ingest.stream import Stream
     from scheduler_adapter.symbolic import compile_rule
 
@@ -117,7 +118,7 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
             Stream(job, rule.rest, tell, rule).run()
             return
         del rule
-    dsk, by_type = materialise(expr)
+    dsk, by_type = expand(expr)
     del expr
     graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
     del dsk

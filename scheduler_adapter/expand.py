@@ -15,9 +15,9 @@ from dask._expr import HLGExpr, HLGFinalizeCompute, _HLGExprGroup, _HLGExprSeque
 from dask._task_spec import Task, convert_legacy_graph, parse_input
 from dask.delayed import optimize as optimize_delayed
 from dask.highlevelgraph import MaterializedLayer
-from distributed.client import _MapExpr
 from distributed.sizeof import sizeof
 
+from scheduler_adapter.dask_internals import is_map
 from scheduler_adapter.graph import materialise
 from scheduler_adapter.templates import Call, Calls, is_plain
 
@@ -28,7 +28,7 @@ _Expansion = tuple[dict[Any, Any], dict[str, dict[Any, Any]]]
 
 def expand(expr: Any) -> _Expansion:
     """As `graph.materialise`: tasks and annotations by type. Some tasks may be `Call`s, and some that nothing needs may be among them."""
-    if type(expr) is _MapExpr:
+    if is_map(expr):
         return _map(expr) or materialise(expr)
     return _delayed(expr) or materialise(expr)
 

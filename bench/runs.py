@@ -244,6 +244,8 @@ def _measure(client: Client, side: Side, workload: Workload, options: Options) -
         submitted, started = time.time(), time.perf_counter()
         futures = _run_first(client, job, options.first) if options.first else job.run(client, options.real_workers)
         makespan_s = time.perf_counter() - started
+        while options.first and client.run_on_scheduler(probe.submission_s, submitted) is None:
+            time.sleep(FIRST_POLL_S)
         readings = probe.Readings(*client.run_on_scheduler(probe.read))
         submission_s = client.run_on_scheduler(probe.submission_s, submitted)
     finally:

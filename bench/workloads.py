@@ -329,7 +329,7 @@ def jobqueue(tasks: int) -> Job:
     step = dask.delayed(inc, pure=False)
     count = max(1, tasks - 1)
     job = _compute(dask.delayed(total, pure=False)([step(i) for i in range(count)]))
-    return Job(job.run, lambda: count * (count + 1) // 2)
+    return Job(job.run, lambda: count * (count + 1) // 2, job.submit)
 
 
 @_workload("delayed-graph", "blocks of eight random layers of eight tasks, and one sum (delayed)")
@@ -350,17 +350,20 @@ def delayed_graph(tasks: int) -> Job:
         ends.append(step(*nodes))
         answer += sum(numbers)
     job = _compute(dask.delayed(total, pure=False)(ends))
-    return Job(job.run, lambda: answer)
+    return Job(job.run, lambda: answer, job.submit)
 
 
 @_workload("client-map", "client.map of one function, all results wanted")
 def client_map(tasks: int) -> Job:
+    def submit(client: Client) -> list[Future]:
+        return list(client.map(inc, range(tasks), pure=False))
+
     def run(client: Client, fetch: bool) -> list[Future]:
-        futures = client.map(inc, range(tasks), pure=False)
+        futures = submit(client)
         settle(futures)
         return futures
 
-    return Job(run, lambda: list(range(1, tasks + 1)))
+    return Job(run, lambda: list(range(1, tasks + 1)), submit)
 
 
 @_workload("submit-result", "client.submit, wait for the result, the next (one task at a time)")

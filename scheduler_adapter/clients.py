@@ -157,7 +157,7 @@ class Clients:
                 if key in self.scheduler.tasks:
                     internals.hold(self.scheduler.tasks[key], self.pager.residency.holder)
         internals.ensure_client_state(self.scheduler, client)
-        self.submitter.want_resident(keys, client)
+        self.submitter.wants.resident(keys, client)
         self.pager.send(Want(client, pack_keys(keys)))
 
     def _done(self, key: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import dask
 from dask.utils import key_split, parse_timedelta
+from distributed.client import _MapExpr
 from distributed.core import error_message
 from distributed.protocol.serialize import Serialized, ToPickle, deserialize
 from distributed.scheduler import ClientState, Computation, Scheduler, TaskGroup, TaskPrefix, TaskState
@@ -67,6 +68,12 @@ def load_expr(expr_ser: Serialized) -> Any:
                     https://docs.dask.org/en/stable/deployment-considerations.html#consistent-software-environments
                 """
         raise RuntimeError(textwrap.dedent(msg)) from e
+
+
+def is_map(expr: Any) -> bool:
+    """Whether the expression is what `Client.map` sends: `func`, `iterables`, `keys` and `kwargs`, of which Dask makes tasks of their own
+    if they are over 1e5 bytes (`_MapExpr._layer`)."""
+    return type(expr) is _MapExpr
 
 
 def graph_update_begins(scheduler: Scheduler) -> None:

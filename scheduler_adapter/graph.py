@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -18,7 +18,8 @@ from distributed.protocol.pickle import dumps
 from distributed.utils import key_split_group
 
 from scheduler_adapter.keys import pack_key
-from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, looked_into, pickle_spec, shrink
+from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, looked_into, shrink
+from scheduler_adapter.templates import Templates
 from taskdb.commands import AddTasks
 from taskdb.errors import InvalidRequest, LimitExceeded
 from taskdb.limits import SPEC_BYTES_MAX
@@ -29,9 +30,14 @@ RUN_TASKS = 512
 #: Specs in one run, so that a message stays far below MESSAGE_BYTES_MAX.
 RUN_BYTES = 4 * 2**20
 #: Specs of a group are compressed with a common dictionary if there are so many tasks in it, and its first spec has so many bytes (deflate
-#: looks back 32 KiB).
+#: looks back 32 KiB). What follows the head of a template is mostly keys, of which deflate makes little less.
 DICTIONARY_TASKS = 8
-DICTIONARY_BYTES = (128, 32 * 1024)
+DICTIONARY_BYTES_MIN, DICTIONARY_BYTES_MAX = 128, 32 * 1024
+DICTIONARY_REST_MIN = 256
+
+_WANTED = int(TaskFlag.WANTED)
+_EXTERNAL = int(TaskFlag.EXTERNAL)
+_DATA_PRODUCER = int(TaskFlag.DATA_PRODUCER)
 
 
 @dataclass
@@ -45,12 +51,20 @@ class Graph:
     order: dict[Any, float]
     annotations_by_type: dict[str, dict[Any, Any]]
     global_annotations: dict[str, Any]
+    #: See `group_names`.
+    names: dict[Any, str] = field(default_factory=dict)
 
     def groups(self) -> tuple[Counter[str], set[tuple[str, str]]]:
         """Number of tasks by group, and pairs of groups: a task of the first depends on one of the second. O(tasks + edges)."""
-        names = {key: key_split_group(key) for key in (*self.dsk, *self.external)}
+        names = self.group_names()
         sizes = Counter(names[key] for key in self.dsk)
         return sizes, {(names[key], names[dep]) for key, spec in self.dsk.items() for dep in spec.dependencies}
+
+    def group_names(self) -> dict[Any, str]:
+        """Name of each task's group, by key. Made once."""
+        if not self.names:
+            self.names = {key: key_split_group(key) for key in (*self.external, *self.dsk)}
+        return self.names
 
     @property
     def has_p2p(self) -> bool:
@@ -168,28 +182,32 @@ class _Writer:
         self.submission = submission
         self.consume = consume
         self.flags = int(TaskFlag.HELD) if held else 0
+        self.annotated = bool(graph.annotations_by_type or graph.global_annotations)
         self.index: dict[Any, int] = {key: i for i, key in enumerate(ahead.keys)}
-        self.dependents: Counter[Any] = Counter()
-        self.groups: dict[Any, str] = {}
-        self.group_sizes: Counter[str] = Counter()
-        for key in graph.external:
-            self._see(key, ())
-        for key, spec in graph.dsk.items():
-            if key in spec.dependencies:
-                raise InvalidRequest(f"task {key!r} depends on itself")
-            self._see(key, spec.dependencies)
+        self.templates = Templates()
+        self.dependents: dict[Any, int] = {}
+        self.groups = graph.group_names()
+        self.group_sizes = Counter(self.groups.values())
+        self._see()
         self.group_numbers: dict[str, int] = {name: i for i, name in enumerate(ahead.groups)}
-        self.dictionaries: dict[str, bytes] = {}
+        self.dictionaries: dict[Any, bytes] = {}
         self.shared_numbers: dict[Any, int] = {}
         self.shared_before = ahead.shared
         # Blobs are told apart by the identity of their values, so those must outlive the loop.
         self.kept: list[Any] = []
         self.run = _Run(submission, len(self.index))
 
-    def _see(self, key: Any, dependencies: Iterable[Any]) -> None:
-        group = self.groups[key] = key_split_group(key)
-        self.group_sizes[group] += 1
-        self.dependents.update(dependencies)
+    def _see(self) -> None:
+        """Look at all of it once."""
+        dependents = self.dependents
+        for key, spec in self.graph.dsk.items():
+            self.templates.see(spec)
+            deps = spec.dependencies
+            if deps:
+                if key in deps:
+                    raise InvalidRequest(f"task {key!r} depends on itself")
+                for dep in deps:
+                    dependents[dep] = dependents.get(dep, 0) + 1
 
     def runs(self) -> Iterator[AddTasks]:
         graph = self.graph
@@ -208,55 +226,62 @@ class _Writer:
 
     def _add(self, key: Any, spec: Any) -> None:
         graph, run, index = self.graph, self.run, self.index
-        group = self.groups.pop(key)
+        group = self.groups[key]
         number = self.group_numbers.get(group)
         if number is None:
             number = self.group_numbers[group] = len(self.group_numbers)
             run.new_groups.append(group)
-        flags = TaskFlag.WANTED if key in graph.wanted else 0
+        flags = _WANTED if key in graph.wanted else 0
         deps: list[int] = []
         data = b""
         user = 0.0
         shared = 0
         if spec is None:
-            flags |= TaskFlag.EXTERNAL
+            flags |= _EXTERNAL
         else:
             flags |= self.flags
             if spec.data_producer:
-                flags |= TaskFlag.DATA_PRODUCER
+                flags |= _DATA_PRODUCER
             deps = [index[d] for d in spec.dependencies]
-            data = spec.data if isinstance(spec, StoredSpec) else pickle_spec(spec)
-            if len(data) > SPEC_BYTES_MAX:
-                raise LimitExceeded(
-                    f"task {key!r} carries {len(data):,} bytes, over the bound of {SPEC_BYTES_MAX:,}; "
-                    "scatter the data first, or load it in the task"
-                )
-            dictionary = self._dictionary(group, data)
-            data = shrink(data, dictionary)
-            annotations, identity = _annotations_of(graph, key)
-            if annotations or dictionary:
-                shared = self._shared(annotations, dictionary, (identity, group if dictionary else None))
-                user = -float(annotations.get("priority", 0) or 0)
+            data, shared, user = self._spec(key, spec, group)
         index[key] = len(index)
-        order = float(graph.order.get(key, 0))
-        run.add(pack_key(key), data, int(flags), deps, self.dependents.pop(key, 0), order, user, number, shared)
+        run.add(pack_key(key), data, flags, deps, self.dependents.pop(key, 0), float(graph.order.get(key, 0)), user, number, shared)
 
-    def _dictionary(self, group: str, data: bytes) -> bytes:
-        """What the group's specs are compressed with: its first spec, if it pays."""
-        if self.group_sizes[group] < DICTIONARY_TASKS:
-            return b""
-        dictionary = self.dictionaries.get(group)
-        if dictionary is None:
-            dictionary = self.dictionaries[group] = data if DICTIONARY_BYTES[0] <= len(data) <= DICTIONARY_BYTES[1] else b""
-        return dictionary
-
-    def _shared(self, annotations: dict[str, Any], dictionary: bytes, identity: Any) -> int:
-        number = self.shared_numbers.get(identity)
+    def _spec(self, key: Any, spec: Any, group: str) -> tuple[bytes, int, float]:
+        """The spec as it is stored, the number of the blob that goes with it, and the priority its user gave it."""
+        template = None
+        if type(spec) is StoredSpec:
+            data = spec.data
+        else:
+            data, template = self.templates.write(key, spec)
+        if len(data) > SPEC_BYTES_MAX:
+            raise LimitExceeded(
+                f"task {key!r} carries {len(data):,} bytes, over the bound of {SPEC_BYTES_MAX:,}; "
+                "scatter the data first, or load it in the task"
+            )
+        if template is None:
+            dictionary = self._dictionary(group, data, DICTIONARY_BYTES_MIN) if self.group_sizes[group] >= DICTIONARY_TASKS else b""
+        else:
+            dictionary = self._dictionary(id(template), data, DICTIONARY_REST_MIN)
+        data = shrink(data, dictionary)
+        annotations, identity = _annotations_of(self.graph, key) if self.annotated else ({}, ())
+        if not annotations and not dictionary and template is None:
+            return data, 0, 0.0
+        by = id(template) if template is not None else group if dictionary else None
+        number = self.shared_numbers.get((identity, by))
         if number is None:
-            self.kept.append(annotations)
-            number = self.shared_numbers[identity] = self.shared_before + len(self.shared_numbers) + 1
-            self.run.new_shared.append(Shared(annotations, dictionary).write())
-        return number
+            self.kept.append((annotations, template))
+            number = self.shared_numbers[identity, by] = self.shared_before + len(self.shared_numbers) + 1
+            head = template.head if template is not None else b""
+            self.run.new_shared.append(Shared(annotations, dictionary, head).write())
+        return data, number, -float(annotations.get("priority", 0) or 0) if annotations else 0.0
+
+    def _dictionary(self, alike: Any, data: bytes, least: int) -> bytes:
+        """What specs that are alike are compressed with: the first of them, if it pays."""
+        dictionary = self.dictionaries.get(alike)
+        if dictionary is None:
+            dictionary = self.dictionaries[alike] = data if least <= len(data) <= DICTIONARY_BYTES_MAX else b""
+        return dictionary
 
 
 def _annotations_of(graph: Graph, key: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:

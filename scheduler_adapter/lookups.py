@@ -15,7 +15,7 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.specs import Shared, StoredSpec, unshrink
+from scheduler_adapter.specs import Shared, StoredSpec
 from taskdb.errors import TaskDBError
 
 #: Names of states as clients know them.
@@ -108,8 +108,7 @@ class Lookups:
             stored = (await self._stored([key], with_spec=True)).get(key)
             if stored is None:
                 raise KeyError(key)
-            dictionary = Shared.read(stored.shared).dictionary if stored.shared else b""
-            spec = StoredSpec(unshrink(stored.spec, dictionary))
+            spec = StoredSpec(Shared.read(stored.shared).spec(stored.spec) if stored.shared else stored.spec)
         return internals.to_pickle(spec)
 
     def adaptive_target(self, target_duration: Any = None) -> int:

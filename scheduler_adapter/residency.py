@@ -18,7 +18,7 @@ from distributed.scheduler import TaskState as DaskTask
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.reused import Reused
-from scheduler_adapter.specs import Shared, StoredSpec, unshrink
+from scheduler_adapter.specs import Shared, StoredSpec
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
@@ -152,7 +152,7 @@ class Residency:
     def spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
         """The lease's run spec and annotations."""
         shared = self._read_shared(lease.shared) if lease.shared else None
-        data = unshrink(lease.spec, shared.dictionary) if shared is not None else lease.spec
+        data = shared.spec(lease.spec) if shared is not None else lease.spec
         spec = StoredSpec(data, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
         return spec, shared.annotations if shared is not None else {}
 

@@ -16,7 +16,6 @@ from time import time
 from typing import Any
 
 import dask
-from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler
 from distributed.utils import offload
 
@@ -31,6 +30,7 @@ from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object
+from scheduler_adapter.wants import Wants
 from scheduler_adapter.window import Resident
 from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
 from taskdb.errors import SaidOtherwise, StaleEpoch, Unavailable
@@ -54,6 +54,7 @@ class Submitter:
         self.ingest = ingest
         self.returning = returning
         self.arrivals = Arrivals(scheduler, pager)
+        self.wants = Wants(scheduler, pager)
 
     async def take(
         self,
@@ -273,8 +274,7 @@ class Submitter:
         generation = internals.next_generation(scheduler, details.submitting_task, details.fifo_timeout, details.start)
         submission = self._submission(details)
         self.pager.residency.shared((*graph.external, *graph.dsk))
-        self.pager.residency.wanted_again(details.client, details.keys)
-        self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
+        self.wants.begin(details.keys, details.client)
         annotations: dict[str, dict[Any, Any]] = {}
         for kind, value in graph.global_annotations.items():
             annotations[kind] = {key: value(key) if callable(value) else value for key in graph.dsk}
@@ -354,7 +354,7 @@ class Submitter:
             "config": dask.config.config,
             "rule_tasks": self.config.rule_tasks,
             "header": expr_ser.header,
-            "details": dumps({"keys": details.keys, "internal_priority": details.internal_priority, "annotations": details.annotations}),
+            "details": await details.packed(),
         }
         outcome: int | Graph | None = None
         announced: Counter[str] = Counter()
@@ -390,7 +390,7 @@ class Submitter:
         pager.residency.maybe_end(submission)
         # A lease from before the graph came may be under way: it does not name this client.
         await pager.answered()
-        self.want_resident(details.keys, details.client)
+        self.wants.rest(details.keys, details.client)
         pager.schedule(urgent=True)
         return outcome
 
@@ -410,8 +410,7 @@ class Submitter:
                 if op == "graph":
                     tasks = message["tasks"]
                     residency.shared(message["external"])
-                    residency.wanted_again(details.client, details.keys)
-                    self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
+                    self.wants.begin(details.keys, details.client)
                     self._tell_plugins(details, list(details.keys), {}, {})
                     # Before the first lease: how tasks are placed depends on how large their groups are.
                     self._announce(submission, message["groups"], message["group_deps"])
@@ -464,21 +463,6 @@ class Submitter:
         for name, count in announced.items():
             self.pager.residency.ledger.retract(name, count)
         announced.clear()
-
-    def want_resident(self, keys: Iterable[Any], client: str) -> None:
-        """The client's wants of what is resident already, with stock's reports of what is finished."""
-        self.pager.residency.wanted_again(client, keys)
-        tasks = self.scheduler.tasks
-        here = [key for key in keys if key in tasks]
-        if here and client in self.scheduler.clients:
-            type(self.scheduler).client_desires_keys(self.scheduler, keys=here, client=client)
-
-    def _may_be_over(self, key: Any) -> bool:
-        """A resident no client wants may be forgotten by the database, and its key mean another task: `Added.known` will say."""
-        resident = self.pager.window.by_key.get(key)
-        if resident is None or not resident.paged or resident.task is None:
-            return False
-        return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
 
     def _tell_plugins(self, details: Details, tasks: list[Any], annotations: dict[str, Any], priority: dict[Any, Any]) -> None:
         """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys, and nothing about them."""

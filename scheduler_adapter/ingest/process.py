@@ -99,7 +99,9 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     from distributed.protocol.serialize import Serialized
 
     from scheduler_adapter.dask_internals import load_expr
-    from scheduler_adapter.graph import estimate_tasks, materialise, pack_graph, prepare
+    from scheduler_adapter.details import unpack
+    from scheduler_adapter.expand import expand
+    from scheduler_adapter.graph import estimate_tasks, pack_graph, prepare
     from scheduler_adapter.ingest.stream import Stream
     from scheduler_adapter.symbolic import compile_rule
 
@@ -109,17 +111,17 @@ def ingest(job: dict[str, Any], frames: list[Any], tell: Any) -> None:
     dask.config.update(dask.config.config, job["config"], priority="new")
     expr = load_expr(Serialized(job["header"], frames))
     frames.clear()
-    details = pickle.loads(job["details"])
+    keys, internal_priority, annotations = unpack(job["details"])
     estimate = estimate_tasks(expr)
     if estimate is None or estimate >= job["rule_tasks"]:
-        rule = compile_rule(expr, details["keys"], details["annotations"], details["internal_priority"])
+        rule = compile_rule(expr, keys, annotations, internal_priority)
         if rule is not None and rule.rule.tasks >= job["rule_tasks"]:
             Stream(job, rule.rest, tell, rule).run()
             return
         del rule
-    dsk, by_type = materialise(expr)
+    dsk, by_type = expand(expr)
     del expr
-    graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
+    graph = prepare(dsk, by_type, keys, internal_priority, annotations)
     del dsk
     if graph.has_p2p:
         # The scheduler looks at the shuffle as a unit.

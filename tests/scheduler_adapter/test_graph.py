@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scheduler_adapter import graph as graphs
 from scheduler_adapter.graph import Graph, prepare, runs
 from scheduler_adapter.keys import pack_key, unpack_key
-from scheduler_adapter.specs import Shared, unshrink
+from scheduler_adapter.specs import Shared
 from taskdb.commands import AddTasks
 from taskdb.errors import InvalidRequest, LimitExceeded
 from taskdb.limits import CHUNK_TASKS_MAX
@@ -74,7 +74,7 @@ class Table:
             self.groups += [names[g] for g in run.groups]
             numbers = run.shared or [0] * len(run.keys)
             self.annotations += [shared[n].annotations for n in numbers]
-            specs = [unshrink(data, shared[n].dictionary) for data, n in zip(run.specs, numbers, strict=True)]
+            specs = [shared[n].spec(data) for data, n in zip(run.specs, numbers, strict=True)]
             self.specs += [pickle.loads(data) if data else None for data in specs]
             rest = list(run.deps)
             for n in run.dep_counts:

@@ -116,7 +116,7 @@ def job(daemon: Daemon, epoch: int, name: str, expr: Any, keys: set[Any]) -> tup
         "epoch": epoch,
         "config": {},
         "header": {"serializer": "pickle", "writeable": ()},
-        "details": dumps({"keys": keys, "internal_priority": None, "annotations": None}),
+        "details": [dumps((None, False)), dumps((list(keys), {}))],
     }, [dumps(expr)]
 
 

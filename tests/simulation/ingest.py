@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import grpc.aio
 from distributed.protocol.serialize import Serialized
 
 from scheduler_adapter.dask_internals import load_expr
+from scheduler_adapter.details import unpack
 from scheduler_adapter.graph import materialise, pack_graph, prepare, runs
 from scheduler_adapter.keys import unpack_key
 from taskdb.commands import AddTasks, BeginGraph
@@ -43,9 +43,9 @@ class InlineIngest:
 
 
 async def _ingest(job: Message, frames: Sequence[Any]) -> AsyncGenerator[Message, None]:
-    details = pickle.loads(job["details"])
+    keys, internal_priority, annotations = unpack(job["details"])
     dsk, by_type = materialise(load_expr(Serialized(job["header"], list(frames))))
-    graph = prepare(dsk, by_type, details["keys"], details["internal_priority"], details["annotations"])
+    graph = prepare(dsk, by_type, keys, internal_priority, annotations)
     sizes, group_deps = graph.groups()
     yield {"op": "graph", "tasks": len(graph.dsk), "external": graph.external, "groups": dict(sizes), "group_deps": group_deps}
     if graph.has_p2p:

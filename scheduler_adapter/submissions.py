@@ -191,12 +191,16 @@ class Submitter:
                 return True
         unclaimed = self.pager.residency.unclaimed
         return any(
-            key in unclaimed or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies)) for key in graph.dsk
+            key in unclaimed
+            or key in self.pager.cooling
+            or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies))
+            for key in graph.dsk
         )
 
     async def _residents_ready(self, graph: Graph, waiter: str) -> None:
         """A graph that must be resident waits until what it needs from earlier ones is; and leaves paged tasks as they are."""
-        by_key = self.pager.window.by_key
+        by_key, cooling = self.pager.window.by_key, self.pager.cooling
+        cooling.warm((*graph.dsk, *graph.external))
         shared = [key for key in graph.dsk if (r := by_key.get(key)) is not None and (r.paged or r.stub)]
         if shared:
             stop = set(shared)
@@ -218,6 +222,7 @@ class Submitter:
                     return
             while any((r := by_key.get(k)) is None or r.stub for k in missing):
                 await asyncio.sleep(0.01)
+                cooling.warm(missing)
         finally:
             self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
 
@@ -272,7 +277,7 @@ class Submitter:
         submission = self._submission(details)
         self.pager.residency.shared((*graph.external, *graph.dsk))
         self.pager.residency.wanted_again(details.client, details.keys)
-        self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
+        self.want_resident([key for key in details.keys if not self.pager.residency.may_be_over(key)], details.client)
         annotations: dict[str, dict[Any, Any]] = {}
         for kind, value in graph.global_annotations.items():
             annotations[kind] = {key: value(key) if callable(value) else value for key in graph.dsk}
@@ -406,7 +411,7 @@ class Submitter:
                     tasks = message["tasks"]
                     residency.shared(message["external"])
                     residency.wanted_again(details.client, details.keys)
-                    self.want_resident([key for key in details.keys if not self._may_be_over(key)], details.client)
+                    self.want_resident([key for key in details.keys if not self.pager.residency.may_be_over(key)], details.client)
                     self._tell_plugins(details, list(details.keys), {}, {})
                     # Before the first lease: how tasks are placed depends on how large their groups are.
                     self._announce(submission, message["groups"], message["group_deps"])
@@ -460,20 +465,16 @@ class Submitter:
             self.pager.residency.ledger.retract(name, count)
         announced.clear()
 
-    def want_resident(self, keys: Iterable[Any], client: str) -> None:
+    def want_resident(self, keys: Collection[Any], client: str) -> None:
         """The client's wants of what is resident already, with stock's reports of what is finished."""
         self.pager.residency.wanted_again(client, keys)
         tasks = self.scheduler.tasks
         here = [key for key in keys if key in tasks]
-        if here and client in self.scheduler.clients:
+        if client not in self.scheduler.clients:
+            return
+        if here:
             type(self.scheduler).client_desires_keys(self.scheduler, keys=here, client=client)
-
-    def _may_be_over(self, key: Any) -> bool:
-        """A resident no client wants may be forgotten by the database, and its key mean another task: `Added.known` will say."""
-        resident = self.pager.window.by_key.get(key)
-        if resident is None or not resident.paged or resident.task is None:
-            return False
-        return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
+        self.pager.cooling.want(client, keys)
 
     def _tell_plugins(self, details: Details, tasks: list[Any], annotations: dict[str, Any], priority: dict[Any, Any]) -> None:
         """`SchedulerPlugin.update_graph`, as stock calls it; of a large graph plugins see the wanted keys, and nothing about them."""

@@ -78,6 +78,7 @@ class Adapter:
         self.submitter = submitter = Submitter(scheduler, self.config, self.pager, self.ingest, self.returning)
         self.clients = Clients(scheduler, self.pager, submitter, self.returning, self.undo)
         self.lookups = Lookups(scheduler, self.pager, self.undo)
+        self.pager.cooling.install(self.undo)
         internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)
@@ -114,7 +115,8 @@ class Adapter:
             self.recovery.close()
         if self.returning is not None:
             self.returning.close()
-        for name in (Recovery.name, self.pager.name):
+        self.pager.cooling.stop()
+        for name in (Recovery.name, self.pager.name, self.pager.cooling.name):
             if name in scheduler.plugins:
                 scheduler.remove_plugin(name)
         self.undo.run()

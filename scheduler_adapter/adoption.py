@@ -24,7 +24,7 @@ class Adoption:
         """A finished task. False: the worker's copy is not wanted, as the task is being computed again."""
         scheduler, residency = self.scheduler, self.residency
         key = unpack_key(lease.key)
-        resident = residency.window.by_key.get(key)
+        resident = residency.by_key(key, lease.key)
         if ws.address not in scheduler.workers:
             if resident is None:
                 # It left while the database was asked, which believes that we have it: give it back.
@@ -57,6 +57,8 @@ class Adoption:
         internals.observe(scheduler, [ts], None, ())
         for client in residency.want(ts, lease.key, lease.clients):
             scheduler.report_on_key(ts=ts, client=client)
+        if resident.paged:
+            residency.cooling.finished(resident)
         if FIRE_AND_FORGET in lease.clients:
             self.pager.forgotten.end(key)
         return True
@@ -68,7 +70,7 @@ class Adoption:
         """
         scheduler, residency = self.scheduler, self.residency
         key = unpack_key(lease.key)
-        resident = residency.window.by_key.get(key)
+        resident = residency.by_key(key, lease.key)
         if resident is not None and not resident.stub:
             return False
         deps = residency.dependencies(lease)

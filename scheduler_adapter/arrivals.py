@@ -114,9 +114,14 @@ class Arrivals:
         keys = []
         for i in added.known:
             packed = arriving.packed[i]
-            ts = self.scheduler.tasks.get(unpack_key(packed)) if added.ids[i] and not is_old(client, packed) else None
-            if ts is not None and ts.key in arriving.wanted and cs not in (ts.who_wants or ()):
-                keys.append(ts.key)
+            key = unpack_key(packed)
+            if not added.ids[i] or key not in arriving.wanted or is_old(client, packed):
+                continue
+            ts = self.scheduler.tasks.get(key)
+            if ts is None:
+                self.pager.cooling.want(client, [key], new=True)
+            elif cs not in (ts.who_wants or ()):
+                keys.append(key)
         if keys:
             type(self.scheduler).client_desires_keys(self.scheduler, keys=keys, client=client)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed.scheduler import Scheduler
 
+from scheduler_adapter import dask_cold
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.inbox import Inbox, Message
 from scheduler_adapter.keys import pack_keys, unpack_key
@@ -162,12 +163,13 @@ class Clients:
 
     def _done(self, key: Any) -> bool:
         ts = self.scheduler.tasks.get(key)
-        return ts is not None and ts.state in ("memory", "erred")
+        return key in self.pager.cooling if ts is None else ts.state in ("memory", "erred")
 
     def releases(self, keys: Collection[Any], client: str, stimulus_id: str | None = None) -> None:
         """`client-releases-keys`, also for keys on disk."""
         keys = list(keys)
         self._stock["client_releases_keys"](keys=keys, client=client, stimulus_id=stimulus_id)
+        self.pager.cooling.unwant(client, keys)
         if keys:
             self.returning.released(client, keys)
             self.pager.residency.needed_less(keys)
@@ -178,6 +180,8 @@ class Clients:
         ts = self.scheduler.tasks.get(key)
         if ts is not None:
             self.scheduler.report_on_key(ts=ts, client=client)
+        elif key in self.pager.cooling:
+            dask_cold.tell_in_memory(self.scheduler, key, client)
         else:
             internals.in_background(self.scheduler, self._report_unknown, key, client)
 
@@ -226,6 +230,7 @@ class Clients:
                         by_client.setdefault(cs, []).append(key)
         for cs, theirs in by_client.items():
             internals.release_wants(self.scheduler, theirs, cs, "taskdb-cancel")
+        self.pager.cooling.unwant_all(keys)
         self._tell_cancelled(keys)
 
     def _tell_cancelled(self, keys: list[Any]) -> None:
@@ -240,8 +245,8 @@ class Clients:
         The client takes what is returned for pending. So only what failed is: a result that is under way already would be overlooked. And
         the answer goes out at once, before any new result can.
         """
-        tasks = self.scheduler.tasks
-        failed = [key for key in keys if (ts := tasks.get(key)) is None or ts.state == "erred"]
+        tasks, cooling = self.scheduler.tasks, self.pager.cooling
+        failed = [key for key in keys if (key not in cooling if (ts := tasks.get(key)) is None else ts.state == "erred")]
         followed, paged = [], []
         for key in failed:
             resident = self.pager.window.by_key.get(key)
@@ -262,6 +267,7 @@ class Clients:
 
     def update_data(self, *, who_has: dict[Any, list[str]], nbytes: dict[Any, int], client: str | None = None) -> None:
         """Scattered data: the database must know of it, for graphs that use it."""
+        self.pager.cooling.warm(who_has)
         new = [key for key in who_has if self.pager.window.by_key.get(key) is None]
         self._stock["update_data"](who_has=who_has, nbytes=nbytes, client=None)
         if new:
@@ -319,6 +325,7 @@ class Clients:
         cs = self.scheduler.clients.get(client)
         keys = [ts.key for ts in cs.wants_what] if cs is not None else []
         self._stock["remove_client"](client=client, stimulus_id=stimulus_id)
+        self.pager.cooling.table.drop_client(client)
         self.pager.residency.needed_less(keys)
         self.pager.send(DropClient(client))
         self.returning.forget(client)

@@ -42,6 +42,8 @@ class AdapterConfig:
     window: int
     #: Most leased tasks of paged graphs, before the number of threads is looked at.
     lookahead: int
+    #: Results of paged graphs that stay resident though nothing resident needs them.
+    warm: int
     flush_interval_ms: float
     connect_timeout_seconds: float
     local_bytes: int
@@ -61,11 +63,15 @@ class AdapterConfig:
         def read(name: str, convert: Callable[[Any], Any], expected: str, least: float) -> Any:
             return _read(found, name, convert, expected, least)
 
+        window = read("window", _whole, "a number of tasks", 0)
+        if found["warm"] is None:
+            found["warm"] = window // 2
         return cls(
             url=found["url"],
             data=found["data"],
-            window=read("window", _whole, "a number of tasks", 0),
+            window=window,
             lookahead=read("lookahead", _whole, "a number of tasks", 1),
+            warm=read("warm", _whole, "a number of results, or null", 0),
             flush_interval_ms=read("flush-interval", float, "a number of milliseconds", 0),
             connect_timeout_seconds=read("connect-timeout", _seconds, 'a number of seconds, or a text like "10s"', 0),
             local_bytes=read("local-bytes", _size, 'a number of bytes, or a text like "1 MiB"', 0),

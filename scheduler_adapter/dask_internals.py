@@ -311,6 +311,8 @@ class GroupLedger:
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self._debts: dict[str, int] = {}
+        #: Whether there are cold results of a group.
+        self.elsewhere: Callable[[str], bool] = lambda name: False
 
     def announce(self, name: str, count: int, computation: Computation | None) -> None:
         """`count` new tasks of a group are on disk."""
@@ -352,13 +354,21 @@ class GroupLedger:
 
     def leaves(self, ts: TaskState, done: bool) -> None:
         """A task the scheduler has just forgotten is on disk again. To be called before stock looks whether its group is empty."""
-        state = "released" if done else "waiting"
-        if ts.group.states["waiting"] < 0:
-            # The database has forgotten it before it left.
-            state = "waiting"
-        for c in (ts.group, ts.group.prefix):
-            c.states["forgotten"] -= 1
-            c.states[state] += 1
+        self._leaves(ts.group, "forgotten", done)
+
+    def cold_leaves(self, name: str, done: bool) -> None:
+        """The same for a cold result."""
+        group = self._scheduler.task_groups.get(name)
+        if group is not None:
+            self._leaves(group, "memory", done)
+
+    def _leaves(self, group: TaskGroup, before: str, done: bool) -> None:
+        # Below 0: the database has forgotten it before it left.
+        state = "released" if done and group.states["waiting"] >= 0 else "waiting"
+        for c in (group, group.prefix):
+            states: dict[Any, int] = c.states
+            states[before] -= 1
+            states[state] += 1
 
     def forgotten(self, name: str, count: int) -> None:
         """The database has forgotten tasks of a group that were on disk."""
@@ -389,7 +399,7 @@ class GroupLedger:
 
     def _has_residents(self, group: TaskGroup) -> bool:
         # IMPORTANT: stock removes the group when the last of them is forgotten, and fails if it is not there.
-        return any(ts.group is group for ts in self._scheduler.tasks.values())
+        return self.elsewhere(group.name) or any(ts.group is group for ts in self._scheduler.tasks.values())
 
     def _remove(self, group: TaskGroup) -> None:
         group.prefix.remove_group(group)

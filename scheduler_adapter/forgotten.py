@@ -35,6 +35,10 @@ class Forgotten:
         self._done_at.clear()
         self._later.clear()
 
+    def knows(self, key: Any) -> bool:
+        """Whether it is to be let go of at the right time."""
+        return key in self.keys or key in self._done_at
+
     def end(self, key: Any) -> None:
         """It is done."""
         pager = self._pager

@@ -57,7 +57,8 @@ class Lookups:
                 return await stock(name=name, key=key, **kwargs)
             asking = asyncio.ensure_future(self._ensure_until_known(key, f"{prefix}-{name}"))
             try:
-                return await stock(name=name, key=key, **kwargs)
+                with self.pager.cooling.held():
+                    return await stock(name=name, key=key, **kwargs)
             finally:
                 asking.cancel()
 
@@ -83,8 +84,8 @@ class Lookups:
         return {k: t for k, t in zip(keys, found, strict=True) if t.found}
 
     async def task_status(self, keys: Iterable[Any]) -> dict[Any, str | None]:
-        tasks = self.scheduler.tasks
-        out: dict[Any, str | None] = {k: (tasks[k].state if k in tasks else None) for k in keys}
+        tasks, cooling = self.scheduler.tasks, self.pager.cooling
+        out: dict[Any, str | None] = {k: tasks[k].state if k in tasks else "memory" if k in cooling else None for k in keys}
         for key, stored in (await self._stored(k for k, state in out.items() if state is None)).items():
             out[key] = _STATE.get(stored.info.state.upper(), stored.info.state)
         return out

@@ -18,6 +18,7 @@ from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.config import AdapterConfig
+from scheduler_adapter.cooling import Cooling
 from scheduler_adapter.errors_payload import read_error, write_error
 from scheduler_adapter.forgotten import Forgotten
 from scheduler_adapter.keys import pack_keys, unpack_key
@@ -78,6 +79,7 @@ class Pager(SchedulerPlugin):
         self.residency = Residency(scheduler)
         self.window = self.residency.window
         self.residency.on_unneeded = self._unneeded
+        self.cooling = self.residency.cooling = Cooling(self)
         self.session: Session | None = None
         #: Called with answers that belong to somebody else.
         self.on_added: Callable[[Added], None] = lambda added: None
@@ -176,15 +178,10 @@ class Pager(SchedulerPlugin):
             for command in commands:
                 if isinstance(command, Unwant | DropClient):
                     self._ended_at.append((seq, command))
-                elif type(command) is Report:
-                    self._note_told(command.ids, seq)
-                elif type(command) is Fail or type(command) is Blame:
-                    self._note_told((command.id,), seq)
 
-    def _note_told(self, ids: Iterable[int], seq: int) -> None:
-        for id in ids:
-            self._told_at[id] = seq
-            self._told.append((seq, id))
+    def is_on_disk(self, resident: Resident) -> bool:
+        """Whether all that was told of it is."""
+        return resident.id != 0 and self.session is not None and self._told_at.get(resident.id, 0) <= self.session.durable_seq
 
     def _forget_told(self, durable_seq: int) -> None:
         told = self._told
@@ -200,7 +197,10 @@ class Pager(SchedulerPlugin):
         rows: list[tuple[int, Level, int, int, int]] = []
         changes = self.window.changes()
         changes.sort(key=lambda change: _REPORT_ORDER[change[1]])
+        seq = 0 if self.session is None else self.session.last_seq + 1
         for resident, level in changes:
+            self._told_at[resident.id] = seq
+            self._told.append((seq, resident.id))
             ts = resident.task
             if level is Level.ERRED and ts.exception_blame is not None:
                 out.append(self._failure(resident))
@@ -290,6 +290,8 @@ class Pager(SchedulerPlugin):
 
     async def ensure(self, keys: Iterable[Any], client: str) -> None:
         """Have these keys in the scheduler's `tasks`, if the database knows them, wanted by `client`."""
+        keys = list(keys)
+        self.cooling.warm(keys)
         absent = [k for k in keys if k not in self.scheduler.tasks]
         if not absent:
             return
@@ -413,7 +415,7 @@ class Pager(SchedulerPlugin):
             self._on_adopted(answer)
         if result.release:
             by_id = self.window.by_id
-            self.forgotten.release([r for id in result.release if (r := by_id.get(id)) is not None])
+            self.forgotten.release([r for id in result.release if (r := by_id.get(id)) is not None] + self.cooling.release(result.release))
         if result.leases:
             # What an earlier scheduler knew of.
             self.fire_and_forget.update(unpack_key(lease.key) for lease in result.leases if FIRE_AND_FORGET in lease.clients)
@@ -470,6 +472,9 @@ class Pager(SchedulerPlugin):
             if cs is not None and cs not in (resident.task.who_wants or ()) and not self.residency.is_old(want.client, want.key):
                 internals.hold(resident.task, cs)
                 self.scheduler.report_on_key(ts=resident.task, client=want.client)
+        elif self.cooling.is_named(want.key, want.id):
+            if want.client in self.scheduler.clients and not self.residency.is_old(want.client, want.key):
+                self.cooling.want(want.client, [unpack_key(want.key)], new=True)
         elif want.state is TaskState.ERRED:
             self.tell_erred(Erred(want.client, want.key, want.cause, want.payload))
         elif want.state is None and unpack_key(want.key) not in self.scheduler.tasks:

@@ -245,7 +245,7 @@ class Recovery(SchedulerPlugin):
 
     async def gather(self, keys: Collection[Any], **kwargs: Any) -> Any:
         """`gather`: what a worker may be about to bring is waited for."""
-        while self.active and any(key not in self.scheduler.tasks for key in keys):
+        while self.active and any(key not in self.scheduler.tasks and key not in self.pager.cooling for key in keys):
             await asyncio.wait([asyncio.ensure_future(self._ended.wait())], timeout=0.1)
         return await self._stock_gather(keys=keys, **kwargs)
 
@@ -315,7 +315,8 @@ class Recovery(SchedulerPlugin):
         for keys in chunks(list(memory)):
             nbytes = [inventory.nbytes[memory[key]] for key in keys]
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.MEMORY] * len(keys), nbytes), result)
-        for keys in chunks([key for key in running if unpack_key(key) not in self.scheduler.tasks]):
+        known = self.scheduler.tasks, self.pager.cooling
+        for keys in chunks([key for key in running if not any(unpack_key(key) in there for there in known)]):
             await self.pager.adopt(Adopt(inventory.epoch, keys, [Level.HELD] * len(keys)), run)
         refused = [unpack_key(key) for key in (*inventory.memory, *inventory.running) if key not in taken and key not in kept]
         dask_recovery.free_on(self.scheduler, ws, refused)

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
 from distributed.scheduler import TaskState as DaskTask
@@ -23,6 +23,9 @@ from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
 from taskdb.model import Level, TaskFlag
+
+if TYPE_CHECKING:
+    from scheduler_adapter.cooling import Cooling
 
 #: Blobs kept as they were read, by their bytes: one or two a group, usually.
 SHARED_KEPT = 1000
@@ -55,6 +58,9 @@ class Submission:
 
 
 class Residency:
+    #: What goes cold and comes back; set by the pager.
+    cooling: Cooling
+
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
         self.window = Window()
@@ -90,7 +96,7 @@ class Residency:
             key = unpack_key(lease.key)
             if key in self.unclaimed and self._claimed(key, lease):
                 continue
-            resident = self.window.by_key.get(key)
+            resident = self.by_key(key, lease.key)
             spec, annotations = self.spec(lease)
             if resident is not None and not resident.stub:
                 if not self._is_over(resident, lease, spec):
@@ -138,12 +144,19 @@ class Residency:
             return True
         return False
 
+    def by_id(self, id: int) -> Resident | None:
+        """What is here under this id; a cold result is made a task again."""
+        return self.window.by_id.get(id) or self.cooling.warm_id(id)
+
+    def by_key(self, key: Any, packed: bytes) -> Resident | None:
+        """The same by key."""
+        return self.window.by_key.get(key) or self.cooling.warm_packed(packed)
+
     def dependencies(self, lease: Lease) -> list[Resident] | None:
         """Residents the task depends on; None if one is not here."""
-        by_id = self.window.by_id
         deps = []
         for id in lease.deps:
-            dep = by_id.get(id)
+            dep = self.by_id(id)
             if dep is None or dep.task is None or dep.stub:
                 return None
             deps.append(dep)
@@ -305,6 +318,7 @@ class Residency:
                 self.window.leased.discard(resident)
                 if finish == "memory":
                     self._need_less(ts)
+                    self.cooling.finished(resident)
                 self.needed_less([dts.key for dts in ts.dependencies])
                 internals.unlink(ts)
             elif finish in _UNFINISHED:
@@ -324,11 +338,8 @@ class Residency:
 
     def _left(self, resident: Resident, ts: DaskTask) -> None:
         lost = ts.has_lost_dependencies and not resident.leaving and ts.run_spec is not None
-        if lost and self._counting:
-            # What runs again is counted by the database alone. Once for all that is lost together.
-            self._counting = False
-            for other in self.window.by_key.values():
-                other.dependents = None
+        if lost:
+            self.count_no_more()
         if resident.paged:
             self.ledger.leaves(ts, done=resident.leaving)
         elif lost:
@@ -338,9 +349,20 @@ class Residency:
             if submission is not None:
                 submission.left[ts.group.name] += 1
         self.window.drop(resident)
-        if ts.group.name in self._unsettled or (resident.paged and resident.submission not in self.submissions):
+        self.maybe_settle(ts.group.name, resident.submission if resident.paged else None)
+
+    def count_no_more(self) -> None:
+        """Results are lost: what runs again is counted by the database alone. Once for all that is lost together."""
+        if self._counting:
+            self._counting = False
+            for other in self.window.by_key.values():
+                other.dependents = None
+
+    def maybe_settle(self, group: str, submission: str | None) -> None:
+        """One of this group has left, and of this submission, if it was paged."""
+        if group in self._unsettled or (submission is not None and submission not in self.submissions):
             # Not inside a transition: stock is still looking at the group.
-            asyncio.get_running_loop().call_soon(self._settle, ts.group.name)
+            asyncio.get_running_loop().call_soon(self._settle, group)
 
     def runs_again(self, ts: DaskTask) -> bool:
         """Whether a task that stock forgets is only leaving for the database (see `internals.suppress_cancelled`)."""
@@ -404,6 +426,15 @@ class Residency:
         if resident.task is not None:
             # Nobody held it any more: stock has no reason to look at it.
             self.scheduler.transitions({ts.key: "forgotten"}, "taskdb-release")
+
+    def may_be_over(self, key: Any) -> bool:
+        """A paged task no client wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""
+        resident = self.window.by_key.get(key)
+        if resident is None:
+            return self.cooling.is_unwanted(key)
+        if not resident.paged or resident.task is None:
+            return False
+        return all(cs is self.holder for cs in resident.task.who_wants or ())
 
     def shared(self, keys: Any) -> None:
         """Tasks on disk begin to need these: stock must not release them, nor we by an old count."""

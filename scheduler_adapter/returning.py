@@ -258,6 +258,7 @@ class Returning:
         here = [key for key in keys if key in scheduler.tasks and key not in reused]
         if here:
             type(scheduler).client_desires_keys(scheduler, keys=here, client=client)
+        pager.cooling.want_only(client, keys.difference(reused))
         for earlier in self._earlier.pop(client, ()):
             if earlier is not cs:
                 self._end_wants(earlier)

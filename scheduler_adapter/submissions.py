@@ -179,7 +179,7 @@ class Submitter:
         if unclaimed and (must_follow or not details.resent):
             unclaimed.drop(graph.dsk)
         if not details.resent:
-            self.pager.residency.reused.comes(graph.dsk, self._may_be_over)
+            self.pager.residency.reused.comes(graph.dsk, self.pager.residency.may_be_over)
         if must_follow:
             await self._residents_ready(graph, details.name)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
@@ -194,12 +194,16 @@ class Submitter:
                 return True
         unclaimed = self.pager.residency.unclaimed
         return any(
-            key in unclaimed or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies)) for key in graph.dsk
+            key in unclaimed
+            or key in self.pager.cooling
+            or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies))
+            for key in graph.dsk
         )
 
     async def _residents_ready(self, graph: Graph, waiter: str) -> None:
         """A graph that must be resident waits until what it needs from earlier ones is; and leaves paged tasks as they are."""
-        by_key = self.pager.window.by_key
+        by_key, cooling = self.pager.window.by_key, self.pager.cooling
+        cooling.warm((*graph.dsk, *graph.external))
         shared = [key for key in graph.dsk if (r := by_key.get(key)) is not None and (r.paged or r.stub)]
         if shared:
             stop = set(shared)
@@ -221,6 +225,7 @@ class Submitter:
                     return
             while any((r := by_key.get(k)) is None or r.stub for k in missing):
                 await asyncio.sleep(0.01)
+                cooling.warm(missing)
         finally:
             self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
 

@@ -17,31 +17,28 @@ class Wants:
         self.pager = pager
 
     def resident(self, keys: Collection[Any], client: str) -> None:
-        """The client wants those of these that are resident; stock reports to it what is finished."""
+        """The client wants those of these that are here; stock reports to it what is finished."""
         self.pager.residency.wanted_again(client, keys)
-        tasks = self.scheduler.tasks
-        self._desire([key for key in keys if key in tasks], client)
+        self._desire(keys, client)
 
     def begin(self, keys: Collection[Any], client: str) -> None:
         """The same for a graph of the client that is about to come, of what is sure to be the same task."""
         self.pager.residency.wanted_again(client, keys)
-        tasks = self.scheduler.tasks
-        self._desire([key for key in keys if key in tasks and not self._may_be_over(key)], client)
+        may_be_over = self.pager.residency.may_be_over
+        self._desire([key for key in keys if not may_be_over(key)], client)
 
     def rest(self, keys: Collection[Any], client: str) -> None:
         """The same for a graph that has come. Many of its tasks may be finished by now: what names the client already was reported."""
         self.pager.residency.wanted_again(client, keys)
+        self._desire(keys, client, new=True)
+
+    def _desire(self, keys: Collection[Any], client: str, *, new: bool = False) -> None:
+        """`new`: only what the client did not want before."""
         cs = internals.client_state(self.scheduler, client)
+        if cs is None:
+            return
         tasks = self.scheduler.tasks
-        self._desire([key for key in keys if (ts := tasks.get(key)) is not None and cs not in (ts.who_wants or ())], client)
-
-    def _desire(self, keys: list[Any], client: str) -> None:
-        if keys and client in self.scheduler.clients:
-            type(self.scheduler).client_desires_keys(self.scheduler, keys=keys, client=client)
-
-    def _may_be_over(self, key: Any) -> bool:
-        """A resident no client wants may be forgotten by the database, and its key mean another task: `Added.known` will say."""
-        resident = self.pager.window.by_key.get(key)
-        if resident is None or not resident.paged or resident.task is None:
-            return False
-        return all(cs is self.pager.residency.holder for cs in resident.task.who_wants or ())
+        here = [key for key in keys if (ts := tasks.get(key)) is not None and not (new and cs in (ts.who_wants or ()))]
+        if here:
+            type(self.scheduler).client_desires_keys(self.scheduler, keys=here, client=client)
+        self.pager.cooling.want(client, keys, new=new)

@@ -57,11 +57,11 @@ class Wholes:
 
     async def _take_in(self, whole: TakenWhole) -> None:
         """Once all it needs from elsewhere is resident."""
-        by_id = self.pager.residency.window.by_id
+        residency = self.pager.residency
         own = {lease.id for lease in whole.leases}
         elsewhere = {dep for lease in whole.leases for dep in lease.deps if dep not in own}
         try:
-            while any((r := by_id.get(dep)) is None or r.task is None or r.stub for dep in elsewhere):
+            while any((r := residency.by_id(dep)) is None or r.task is None or r.stub for dep in elsewhere):
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             internals.graph_update_ends(self.scheduler)

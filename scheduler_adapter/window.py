@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from scheduler_adapter.cold import ColdResults
 from taskdb.model import Level
 
 _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEASED, "forgotten": Level.OUT}
@@ -61,6 +62,9 @@ class Window:
         self.changed: dict[Resident, None] = {}
         #: Paged tasks that are leased and unfinished.
         self.leased: set[Resident] = set()
+        #: Paged tasks with results, those that finished first in front; and results without a task.
+        self.results: dict[Resident, None] = {}
+        self.cold = ColdResults()
         #: Runs of tasks sent so far, and those of them, by number, whose ids have not been told.
         self.runs = 0
         self.runs_without_ids: dict[int, None] = {}
@@ -88,6 +92,7 @@ class Window:
         if self.by_id.get(resident.id) is resident:
             del self.by_id[resident.id]
         self.leased.discard(resident)
+        self.results.pop(resident, None)
 
     def tell_again(self, residents: Iterable[Resident]) -> None:
         for resident in residents:
@@ -119,13 +124,15 @@ class Window:
     def held_ids(self) -> list[int]:
         """What is here, or has left without the database having been told."""
         left = [r.id for r in self.changed if r.task is None and r.id]
-        return left + [r.id for r in self.by_id.values() if not r.stub]
+        return [*left, *(r.id for r in self.by_id.values() if not r.stub), *self.cold.ids()]
 
     def clear(self) -> None:
         self.by_key.clear()
         self.by_id.clear()
         self.changed.clear()
         self.leased.clear()
+        self.results.clear()
+        self.cold.clear()
 
 
 def credit(*, threads: int, runnable: int, leased: int, lookahead: int) -> tuple[int, int]:

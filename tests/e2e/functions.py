@@ -291,6 +291,7 @@ def left_behind(dask_scheduler: Any) -> dict[str, Any]:
         found["submissions"] = len(adapter.pager.residency.submissions)
         found["window"] = [str(k) for k in adapter.pager.window.by_key]
         found["leased"] = len(adapter.pager.window.leased)
+        found["cold"] = len(adapter.pager.window.cold)
     return {name: value for name, value in found.items() if value}
 
 
@@ -307,3 +308,22 @@ def count_block(block: Any, path: str, seconds: float = 0.0, fails: tuple[int, .
 def block_sum(blocks: Any) -> Any:
     """The sum of a list of blocks, along their first axis as well."""
     return sum(blocks).sum(axis=0)
+
+
+def cold(dask_scheduler: Any) -> dict[str, Any]:
+    """How many tasks are resident, how many results are cold, and the bytes of workers."""
+    return {
+        "tasks": len(dask_scheduler.tasks),
+        "cold": len(dask_scheduler.taskdb.pager.cooling),
+        "nbytes": {address: ws.nbytes for address, ws in dask_scheduler.workers.items()},
+        "memory": sum(group.states["memory"] for group in dask_scheduler.task_groups.values()),
+    }
+
+
+def validate_state(dask_scheduler: Any) -> None:
+    dask_scheduler.validate_state()
+
+
+async def task_status(dask_scheduler: Any, keys: list[Any]) -> dict[Any, Any]:
+    found: dict[Any, Any] = await dask_scheduler.handlers["get_task_status"](keys=keys)
+    return found

@@ -237,6 +237,8 @@ class World:
         self.note("runs", worker.name, key)
         if not worker.survives and worker.batched_stream.comm.cut:
             return  # a stock worker that has yet to notice that its scheduler is gone
+        if spec.args[0] != self.nodes[key].name:
+            return  # the task that the key meant before: its scheduler has yet to hear of the new one
         before = self._begun.get(key)
         self._begun[key] = self._loop.time()
         if before is not None and before > self._lost_at and self.may_run_once(key):

@@ -25,14 +25,14 @@ from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.details import Details
 from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare, runs, unpack_graph
 from scheduler_adapter.ingest.client import IngestProcess
-from scheduler_adapter.keys import pack_key, unpack_key
+from scheduler_adapter.inputs import inputs_ready
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object
 from scheduler_adapter.wants import Wants
 from scheduler_adapter.window import Resident
-from taskdb.commands import Adopt, BeginGraph, SealGraph, Unwant
+from taskdb.commands import Adopt, BeginGraph, SealGraph
 from taskdb.errors import SaidOtherwise, StaleEpoch, Unavailable
 from taskdb.model import Level
 
@@ -180,8 +180,10 @@ class Submitter:
             unclaimed.drop(graph.dsk)
         if not details.resent:
             self.pager.residency.reused.comes(graph.dsk, self.pager.residency.may_be_over)
-        if must_follow:
-            await self._residents_ready(graph, details.name)
+        if must_follow and not await inputs_ready(self.pager, graph, details.name):
+            # The database fails what depends on it, and tells the client.
+            details.whole = False
+            return await self._page(graph, details)
         if must_follow or (len(graph.dsk) <= self.room() and not self._touches_disk(graph)):
             return await self._follow(graph, details)
         return await self._page(graph, details)
@@ -199,35 +201,6 @@ class Submitter:
             or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies))
             for key in graph.dsk
         )
-
-    async def _residents_ready(self, graph: Graph, waiter: str) -> None:
-        """A graph that must be resident waits until what it needs from earlier ones is; and leaves paged tasks as they are."""
-        by_key, cooling = self.pager.window.by_key, self.pager.cooling
-        cooling.warm((*graph.dsk, *graph.external))
-        shared = [key for key in graph.dsk if (r := by_key.get(key)) is not None and (r.paged or r.stub)]
-        if shared:
-            stop = set(shared)
-            culled = prepare(
-                {k: v for k, v in graph.dsk.items() if k not in stop},
-                graph.annotations_by_type,
-                graph.wanted,
-                graph.order,
-                graph.global_annotations,
-            )
-            graph.dsk, graph.external = culled.dsk, culled.external
-        tasks = self.scheduler.tasks
-        missing = [k for k in graph.external if (r := by_key.get(k)) is None or r.stub]
-        if not missing:
-            return
-        try:
-            for want in await self.pager.want(waiter, missing):
-                if want.state is None and unpack_key(want.key) not in tasks:
-                    return
-            while any((r := by_key.get(k)) is None or r.stub for k in missing):
-                await asyncio.sleep(0.01)
-                cooling.warm(missing)
-        finally:
-            self.pager.send(Unwant(waiter, [pack_key(k) for k in missing]))
 
     async def _follow(self, graph: Graph, details: Details) -> int | None:
         scheduler = self.scheduler

@@ -26,6 +26,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: How often inputs that are not resident are looked for.
 LOOK_SECONDS = 0.02
+#: After so long the graph is asked for again, as an input may have failed; each time after twice as long.
+AGAIN_SECONDS = 2.0
 
 
 class Wholes:
@@ -34,15 +36,20 @@ class Wholes:
         self.pager = pager
         #: Graphs that were asked for and have not come.
         self._asked: set[str] = set()
+        #: How long the inputs of each are waited for.
+        self._patience_seconds: dict[str, float] = {}
         pager.on_whole = self._taken
 
     def take(self, graph: pb.StoredGraph) -> None:
         """Ask for what is left of a stored graph. IMPORTANT: before the first credit, or parts of it would be leased one by one."""
         submission = Submission(graph.submission, graph.client, followed=True, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
         self.pager.residency.begins(submission)
-        self._asked.add(graph.submission)
         self.pager.coming_whole.add(graph.submission)
-        self.pager.send(TakeWhole(graph.submission), urgent=True)
+        self._ask(graph.submission)
+
+    def _ask(self, submission: str) -> None:
+        self._asked.add(submission)
+        self.pager.send(TakeWhole(submission), urgent=True)
 
     def _taken(self, whole: TakenWhole) -> None:
         if whole.submission not in self._asked:
@@ -60,13 +67,23 @@ class Wholes:
         residency = self.pager.residency
         own = {lease.id for lease in whole.leases}
         elsewhere = {dep for lease in whole.leases for dep in lease.deps if dep not in own}
+        loop = asyncio.get_running_loop()
+        patience = self._patience_seconds.get(whole.submission, AGAIN_SECONDS)
+        deadline = loop.time() + patience
+        comes = True
         try:
-            while any((r := residency.by_id(dep)) is None or r.task is None or r.stub for dep in elsewhere):
+            while comes and any((r := residency.by_id(dep)) is None or r.task is None or r.stub for dep in elsewhere):
                 await asyncio.sleep(LOOK_SECONDS)
+                comes = loop.time() < deadline
         finally:
             internals.graph_update_ends(self.scheduler)
-            self.pager.coming_whole.discard(whole.submission)
-        self._create(whole)
+            if comes:
+                self.pager.coming_whole.discard(whole.submission)
+        if comes:
+            self._create(whole)
+        else:
+            self._patience_seconds[whole.submission] = 2 * patience
+            self._ask(whole.submission)
 
     def _create(self, whole: TakenWhole) -> None:
         scheduler, residency = self.scheduler, self.pager.residency

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-import dask
 from dask._task_spec import convert_legacy_graph
 from distributed.protocol.pickle import dumps
 from distributed.utils import key_split_group
 
 from scheduler_adapter.keys import pack_key
+from scheduler_adapter.order import order as order_of
 from scheduler_adapter.specs import Shared, StoredSpec, is_p2p, looked_into, shrink
 from scheduler_adapter.templates import Templates
 from taskdb.commands import AddTasks
@@ -123,7 +123,7 @@ def prepare(
         else:
             culled[key] = spec
             stack.extend(spec.dependencies)
-    order = internal_priority or dask.order.order(culled)
+    order = internal_priority or order_of(culled, wanted)
     if not _is_topological(culled, order):
         try:
             walk = list(TopologicalSorter({k: [d for d in s.dependencies if d in culled] for k, s in culled.items()}).static_order())

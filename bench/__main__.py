@@ -166,7 +166,7 @@ def compare_orders(tasks: int, threads: int) -> None:
         if expr is None:
             continue
         theirs, ours = order.orders(expr)
-        kind = "dask.order" if ours is theirs else "of its rule"
+        kind = "dask.order" if ours is theirs else "ours"
         peaks = order.peak_live(theirs, threads), order.peak_live(ours, threads)
         shown.add_row(workload.name, f"{len(ours.deps):,}", kind, *(f"{peak:,}" for peak in peaks), f"{peaks[1] / peaks[0]:.2f}")
     Console().print(shown)

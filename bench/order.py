@@ -20,6 +20,7 @@ from distributed import Client
 from bench.workloads import Workload
 from scheduler_adapter.graph import materialise
 from scheduler_adapter.keys import unpack_key
+from scheduler_adapter.order import depth_first
 from scheduler_adapter.symbolic import Symbolic, compile_rule
 
 
@@ -68,9 +69,13 @@ def orders(expr: Any) -> tuple[Order, Order]:
     wanted = set(flatten(expr.__dask_keys__()))
     found = compile_rule(expr, wanted, {}, None)
     dsk, _ = materialise(expr)
-    theirs = Order({key: task.dependencies for key, task in dsk.items()}, dask.order.order(dsk), wanted)
-    # What is not a rule is written down, in the order of `dask.order`.
-    return theirs, theirs if found is None else _of_rule(found, wanted)
+    deps = {key: task.dependencies for key, task in dsk.items()}
+    theirs = Order(deps, dask.order.order(dsk), wanted)
+    if found is not None:
+        return theirs, _of_rule(found, wanted)
+    # As for a graph of so many tasks that another order is tried.
+    written = depth_first(dsk, wanted)
+    return theirs, theirs if written is None else Order(deps, written, wanted)
 
 
 def _of_rule(found: Symbolic, wanted: Collection[Any]) -> Order:

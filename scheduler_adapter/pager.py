@@ -10,13 +10,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.claims import Claim, Claims
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.cooling import Cooling
 from scheduler_adapter.errors_payload import read_error, write_error
@@ -55,19 +55,6 @@ BATCHES_UNDER_WAY = 4
 ON_DISK_SECONDS = 0.005
 #: How long, at most, work that may have been done already waits for workers that may have done it.
 WORKERS_BACK_SECONDS_MAX = 5.0
-
-
-@dataclass(eq=False)
-class Adopting:
-    """An Adopt under way."""
-
-    command: Adopt
-    on_answer: Callable[[Adopted], None]
-    done: asyncio.Future[None]
-    #: Keys that are not answered.
-    left: int
-    #: The link broke under it: what it brings was not named when it was said what is held.
-    again: bool = False
 
 
 class Pager(SchedulerPlugin):
@@ -115,11 +102,9 @@ class Pager(SchedulerPlugin):
         self._told: deque[tuple[int, int]] = deque()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._asked: dict[tuple[str, bytes], list[asyncio.Future[WantState]]] = {}
-        self._adopting: dict[bytes, deque[Adopting]] = {}
+        self._claims = Claims(self.residency)
         #: Graphs of which all that is left is about to be taken in as one: none of it comes alone.
         self.coming_whole: set[str] = set()
-        #: Leases of what a worker may be running, by key: the answer to Adopt says which it is. (The link broke between them.)
-        self._aside: dict[bytes, Lease] = {}
         self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------------------------------------ to the database
@@ -231,8 +216,8 @@ class Pager(SchedulerPlugin):
             resident = nameless.get(unpack_key(lease.key)) if nameless else None
             if resident is not None and resident.submission == lease.submission:
                 self.window.identify(resident, lease.id)
-            elif lease.key in self._adopting:
-                self._aside[lease.key] = lease
+            elif self._claims.set_aside(lease):
+                pass  # the answer to the claim says which it is
             elif lease.submission not in self.coming_whole and lease.id not in untold and self._told_at.get(lease.id, 0) <= answered:
                 out.append(lease)
         return out
@@ -309,9 +294,7 @@ class Pager(SchedulerPlugin):
 
     def link_restored(self) -> None:
         """The daemon is back. IMPORTANT: at once: what was finished meanwhile must be told before what is held, and the next credit."""
-        for waiting in self._adopting.values():
-            for asked in waiting:
-                asked.again = True
+        self._claims.link_restored()
         self._flush_now()
 
     def close(self) -> None:
@@ -321,9 +304,7 @@ class Pager(SchedulerPlugin):
         self.session = None
         for _, waiter in self._waiters:
             waiter.cancel()
-        for waiting in self._adopting.values():
-            for asked in waiting:
-                asked.done.cancel()
+        self._claims.close()
 
     async def adopt(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> None:
         """Claim what a worker has. `on_answer` is called before any lease that comes with the answers is taken in."""
@@ -332,29 +313,9 @@ class Pager(SchedulerPlugin):
         if command.keys:
             await asked.done
 
-    def expect_adopted(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> Adopting:
+    def expect_adopted(self, command: Adopt, on_answer: Callable[[Adopted], None]) -> Claim:
         """The same, for a command that goes out with others."""
-        asked = Adopting(command, on_answer, self._loop.create_future(), len(command.keys))
-        for key in command.keys:
-            self._adopting.setdefault(key, deque()).append(asked)
-        return asked
-
-    def _on_adopted(self, answer: Adopted) -> None:
-        waiting = self._adopting.get(answer.key)
-        if not waiting:
-            return
-        asked = waiting.popleft()
-        if not waiting:
-            del self._adopting[answer.key]
-        lease = self._aside.pop(answer.key, None)
-        asked.on_answer(answer)
-        if lease is not None and answer.lease is None:
-            self.residency.page_in([lease])
-        if asked.again and (resident := self.window.by_key.get(unpack_key(answer.key))) is not None:
-            self.window.tell_again([resident])  # that nobody needs it (any more) may have been said while the link was broken
-        asked.left -= 1
-        if not asked.left and not asked.done.done():
-            asked.done.set_result(None)
+        return self._claims.expect(command, on_answer)
 
     # -------------------------------------------------------------------------------------------- from the scheduler
 
@@ -412,7 +373,7 @@ class Pager(SchedulerPlugin):
         for whole in result.whole:
             self.on_whole(whole)
         for answer in result.adopted:
-            self._on_adopted(answer)
+            self._claims.answered(answer)
         if result.release:
             by_id = self.window.by_id
             self.forgotten.release([r for id in result.release if (r := by_id.get(id)) is not None] + self.cooling.release(result.release))

@@ -16,6 +16,7 @@ from distributed.scheduler import Scheduler
 from distributed.scheduler import TaskState as DaskTask
 
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.reused import Reused
 from scheduler_adapter.specs import Shared, StoredSpec
@@ -64,7 +65,7 @@ class Residency:
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
         self.window = Window()
-        self.ledger = internals.GroupLedger(scheduler)
+        self.ledger = GroupLedger(scheduler)
         self.holder = internals.holder()
         self.unclaimed = Unclaimed(scheduler, self.give_back)
         self.reused = Reused()

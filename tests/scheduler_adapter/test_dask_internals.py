@@ -25,6 +25,7 @@ from distributed.spans import SpansSchedulerExtension
 
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter import supported
+from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.specs import StoredSpec, pickle_spec
 from tests.e2e import functions as f
 
@@ -418,7 +419,7 @@ def counts(s: Scheduler, name: str) -> dict[str, int]:
 
 @on_scheduler()
 async def test_ledger_shows_the_whole_graph(s: Scheduler) -> None:
-    ledger = internals.GroupLedger(s)
+    ledger = GroupLedger(s)
     ledger.announce("g", 5, None)
     assert counts(s, "g") == {"waiting": 5}
     assert len(s.task_groups["g"]) == 5
@@ -432,7 +433,7 @@ async def test_ledger_shows_the_whole_graph(s: Scheduler) -> None:
 
 @on_scheduler()
 async def test_ledger_goes_to_nothing(s: Scheduler) -> None:
-    ledger = internals.GroupLedger(s)
+    ledger = GroupLedger(s)
     ledger.announce("g", 3, None)
     prefix = s.task_prefixes["g"]
     ledger.forgotten("g", 2)
@@ -444,7 +445,7 @@ async def test_ledger_goes_to_nothing(s: Scheduler) -> None:
 
 @on_scheduler()
 async def test_ledger_of_a_task_that_enters_before_it_was_announced(s: Scheduler) -> None:
-    ledger = internals.GroupLedger(s)
+    ledger = GroupLedger(s)
     ledger.enters(s.new_task("g-1", spec("g-1"), "released"))
     assert counts(s, "g") == {"released": 1}
     ledger.announce("g", 3, None)
@@ -454,7 +455,7 @@ async def test_ledger_of_a_task_that_enters_before_it_was_announced(s: Scheduler
 
 @on_scheduler()
 async def test_ledger_of_a_task_that_leaves_again(s: Scheduler) -> None:
-    ledger = internals.GroupLedger(s)
+    ledger = GroupLedger(s)
     ledger.announce("g", 2, None)
     ts = s.new_task("g-1", spec("g-1"), "released")
     ledger.enters(ts)
@@ -467,7 +468,7 @@ async def test_ledger_of_a_task_that_leaves_again(s: Scheduler) -> None:
 
 @on_scheduler()
 async def test_links_of_groups(s: Scheduler) -> None:
-    ledger = internals.GroupLedger(s)
+    ledger = GroupLedger(s)
     ledger.announce("a", 1, None)
     ledger.announce("b", 1, None)
     ledger.link([("b", "a"), ("b", "no such group")])

@@ -13,21 +13,27 @@ from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
 
 
 def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tuple[list[int], int | None]:
-    """Ids from index `cursor` on, and the index to go on with (None: that was all)."""
+    """Ids of tasks that exist, from index `cursor` on, and the index to go on with (None: that was all)."""
+    # Of a long run few may be left: they are looked for in the table.
+    work.flush_records()
     ids: list[int] = []
     index = cursor
-    while len(ids) < items_max:
+    runs = 0
+    while len(ids) + runs < items_max:
         run = next_run(work.txn, graph_id, index)
         if run is None:
             return ids, None
+        runs += 1
         first, last, first_id = run
         index = max(index, first)
-        stop = min(last + 1, index + items_max - len(ids))
         if first_id:
-            ids.extend(range(first_id + index - first, first_id + stop - first))
-            index = stop
-        else:
-            index = last + 1
+            start, stop = U64.pack(first_id + index - first), U64.pack(first_id + last + 1 - first)
+            for key, _ in work.txn.scan(Table.TASKS, start, stop):
+                task_id = int.from_bytes(key)
+                if len(ids) >= items_max:
+                    return ids, first + task_id - first_id
+                ids.append(task_id)
+        index = last + 1
     return ids, index
 
 
@@ -92,6 +98,7 @@ def end_some(work: Work, graph_id: int, items_max: int) -> int:
     graph = work.graph(graph_id)
     if graph is None or not graph.ended:
         return 0
+    work.forget_dropped(graph)
     work.report_forgotten()
     removed = 0
     for table, start, stop in (

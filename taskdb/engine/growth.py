@@ -27,7 +27,6 @@ from taskdb.model import TaskFlag
 from taskdb.rules import Rule
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
-    RULED,
     UNGROWN,
     GraphRecord,
     GraphStatus,
@@ -36,9 +35,8 @@ from taskdb.store.codec import (
     TaskRecord,
     decode_graph,
     decode_growth,
-    encode_rank,
 )
-from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table
+from taskdb.store.schema import U64_PAIR, Meta, Table
 
 _WANTED = int(TaskFlag.WANTED)
 #: Indices of tasks that were made, in RUNS: behind those that came.

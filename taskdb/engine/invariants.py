@@ -339,8 +339,9 @@ def dropped(snap: Snapshot) -> Iterator[str]:
         stored, growth = rules[graph_id], snap.txn.get(Table.GROWTH, key)
         ends = stored.counts if growth is None else decode_growth(growth).cursors
         for layer, (count, end) in enumerate(zip(counts, ends, strict=True)):
-            if not stored.outputs[layer] and count + live[graph_id, layer] > end:
-                yield f"graph {graph_id}: {count} tasks of layer {layer} were dropped and {live[graph_id, layer]} are there, but {end} were made"
+            there = live[graph_id, layer]
+            if not stored.outputs[layer] and count + there > end:
+                yield f"graph {graph_id}: {count} tasks of layer {layer} were dropped and {there} are there, but {end} were made"
 
 
 RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (

@@ -28,8 +28,8 @@ def new_ruled(
 
 
 def restore(work: Work, task: TaskRecord) -> None:
-    """It is to run again, or has failed: if it was cut, it is linked again, and what it depends on is there. At most RULE_DEPS_MAX tasks are
-    touched."""
+    """It is to run again, or has failed: if it was cut, it is linked again, and what it depends on is there. Touches at most
+    RULE_DEPS_MAX tasks."""
     if not task.flags & RULED or task.flags & UNGROWN or work.deps(task):
         return
     graph = work.known_graph(task.graph)

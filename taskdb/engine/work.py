@@ -173,8 +173,8 @@ class Work:
         return deps
 
     def segments(self, task_id: int, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Dependents in ascending order, as (first id, ids) of each record from `start` on. Some may be forgotten, or not depend on it at the
-        moment (see `transitions.cut`), and some be named twice."""
+        """Dependents in ascending order, as (first id, ids) of each record from `start` on. Some may be forgotten, or cut
+        (`transitions.cut`), and some be named twice."""
         if self.new_dependents:
             self.flush_dependents()
         # Most tasks have one record: one look-up, and a scan only for those that have more.

@@ -36,7 +36,7 @@ from taskdb.store.codec import (
     decode_graph,
     decode_growth,
 )
-from taskdb.store.schema import U64_PAIR, Meta, Table
+from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table
 
 _WANTED = int(TaskFlag.WANTED)
 #: Indices of tasks that were made, in RUNS: behind those that came.
@@ -252,7 +252,10 @@ def end_growth(work: Work, graph_id: int) -> None:
 
 
 def made(work: Work, task_id: int) -> TaskRecord | None:
-    """A task that the scheduler names and that is not there: it had been made when the daemon died, and is made again."""
+    """A task that the scheduler says it has. If it had been made when the daemon died, or an output's turn had come, so it comes now."""
+    task = work.task(task_id)
+    if task is not None and not task.flags & UNGROWN:
+        return task
     for key, _ in list(work.txn.scan(Table.GROWTH)):
         graph = work.known_graph(int.from_bytes(key))
         growth = work.growth(graph.id)
@@ -260,7 +263,11 @@ def made(work: Work, task_id: int) -> TaskRecord | None:
             continue
         stored = work.rule(graph)
         number = task_id - stored.first_id
+        if task is not None:
+            if task.graph != graph.id:
+                continue
+            number = stored.rule.number(*RULE_PLACE.unpack(work.txn.get(Table.SPECS, U64.pack(task_id)) or b""))
         if growth.emitted <= number < stored.rule.tasks:
             grow(work, graph, number + 1 - growth.emitted)
             return work.task(task_id)
-    return None
+    return task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskdb import commands as c
 from taskdb.engine.queries import status
-from taskdb.model import Level, TaskFlag
+from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.rules import LOOP, Layer, Rule
 from taskdb.store.codec import decode_task
 from taskdb.store.schema import U64, Table
@@ -102,6 +102,14 @@ class Grown(World):
     def tasks(self) -> int:
         with self.store.read() as txn:
             return status(txn).tasks
+
+    def in_states(self, *states: TaskState) -> list[tuple[bytes, int]]:
+        """(key, id) of all tasks in these states."""
+        with self.store.read() as txn:
+            found = [
+                (txn.get(Table.NAMES, id_key) or b"", int.from_bytes(id_key)) for id_key, data in txn.scan(Table.TASKS) if data[0] in states
+            ]
+        return sorted(found)
 
     def info_of(self, task_id: int) -> tuple[int, ...]:
         """State, waiting_on, blocked_on, need, expected, wants."""

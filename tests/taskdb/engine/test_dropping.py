@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator
 from unittest import mock
 
 import msgpack
@@ -12,11 +10,10 @@ import pytest
 
 from taskdb import commands as c
 from taskdb.engine import endings, growth, queries, recovery, transitions
-from taskdb.engine import engine as engine_module
 from taskdb.engine.refs import dropped_by_group, find_graph, find_key
 from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.rules import Layer, Rule
-from taskdb.store.schema import U64, Table
+from taskdb.store.schema import Table
 from tests.support.grown_world import Grown, anomaly, grid, tree
 
 
@@ -302,13 +299,6 @@ def test_an_abort_looks_only_at_what_is_left(world: Grown, monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------------------- at random
 
 
-def in_states(world: Grown, *states: TaskState) -> list[tuple[bytes, int]]:
-    """(key, id) of all tasks in these states."""
-    with world.store.read() as txn:
-        found = [(txn.get(Table.NAMES, k) or b"", int.from_bytes(k)) for k, data in txn.scan(Table.TASKS) if data[0] in states]
-    return sorted(found)
-
-
 def a_rule(chance: random.Random, prefix: bytes = b"") -> Rule:
     rule = chance.choice([grid(chance.randint(1, 4)), anomaly(chance.randint(1, 4)), tree(chance.randint(1, 30), chance.randint(2, 5))])
     layers = [Layer(prefix + x.prefix, x.axes, x.deps, x.recipe, x.flags, x.user, x.shared, x.factors) for x in rule.layers]
@@ -337,14 +327,14 @@ def losses(seed: int, keeps: bool) -> Seen:
                 leases = world.take(chance.randint(1, 4))
                 names |= {lease.id: lease.key for lease in leases}
                 seen.append(("leases", [(x.id, x.key, x.spec, x.deps, x.rank) for x in leases]))
-            case 4 | 5 | 6 | 7 if ids := in_states(world, TaskState.PROCESSING):
+            case 4 | 5 | 6 | 7 if ids := world.in_states(TaskState.PROCESSING):
                 note(world.finish_ids(*[id for _, id in chance.sample(ids, min(len(ids), 3))]))
-            case 8 if ids := in_states(world, TaskState.MEMORY, TaskState.PROCESSING):
+            case 8 if ids := world.in_states(TaskState.MEMORY, TaskState.PROCESSING):
                 level = chance.choice([Level.OUT, Level.OUT, Level.RELEASED, Level.HELD])
                 some = chance.sample(ids, min(len(ids), chance.randint(1, 4)))
                 note(world.do(c.Report([id for _, id in some], [level] * len(some))))
             case 9 if chance.random() < 0.3:
-                ids = in_states(world, TaskState.MEMORY, TaskState.PROCESSING)
+                ids = world.in_states(TaskState.MEMORY, TaskState.PROCESSING)
                 world.begin_epoch()
                 some = chance.sample(ids, len(ids) // 2)
                 levels = [chance.choice([Level.MEMORY, Level.HELD]) for _ in some]
@@ -353,16 +343,16 @@ def losses(seed: int, keeps: bool) -> Seen:
                 note(world.do(c.EndRecovery()))
             case 10:
                 txn = world.store.write()
-                result = world.engine.resync(txn, world.epoch, [id for _, id in in_states(world, TaskState.PROCESSING)])
+                result = world.engine.resync(txn, world.epoch, [id for _, id in world.in_states(TaskState.PROCESSING)])
                 txn.commit()
                 note(result)
         for result in world.drain():
             note(result)
         world.settle()
-        busy = in_states(world, *(state for state in TaskState if state != TaskState.RELEASED))
+        busy = world.in_states(*(state for state in TaskState if state != TaskState.RELEASED))
         seen.append(("states", [(k, world.info_of(id)) for k, id in busy]))
         if not keeps:
-            assert not in_states(world, TaskState.RELEASED)
+            assert not world.in_states(TaskState.RELEASED)
     return seen
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import msgpack
 import pytest
 
 from taskdb import commands as c
 from taskdb.engine import growth
-from taskdb.model import Level, TaskFlag, TaskState
+from taskdb.model import Level, TaskFlag
 from taskdb.rules import Layer, Rule
-from taskdb.store.schema import Table
 from tests.support.grown_world import Grown, anomaly, grid, tree
 
 
@@ -323,75 +319,3 @@ def test_the_order_of_a_rule(rule: Rule) -> None:
         assert sorted(rule.dependents_of(layer, rule.indices(layer, element))) == coming
         assert rule.dependents[layer] == len(coming)
     assert Rule.read(rule.write()).write() == rule.write()
-
-
-def crash(world: Grown) -> None:
-    """What was told since the last commit is told again by the scheduler; here: leases of tasks made in a transaction that was lost."""
-    txn = world.store.write()
-    world.engine.grow(txn)
-    leases, _ = world.engine.lease(txn, 2, 2)
-    txn.abort()
-    if leases:
-        world.note(world.do(c.Report([lease.id for lease in leases], [Level.HELD] * len(leases))))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_anything_may_happen(seed: int) -> None:
-    """Failures, losses, crashes, new schedulers, clients that come and go, at random: every step keeps all rules, and nothing is left."""
-    chance = random.Random(seed)
-    world = Grown()
-    total: Counter[str] = Counter()
-    clients = ("client", "other")
-    names: list[str] = []
-    outputs: list[bytes] = []
-
-    def held(level: TaskState) -> list[int]:
-        with world.store.read() as txn:
-            return [int.from_bytes(key) for key, data in txn.scan(Table.TASKS) if data[0] == level]
-
-    def submit() -> None:
-        n = chance.randint(1, 6)
-        rule = chance.choice([grid(n), anomaly(n), tree(chance.randint(1, 30), chance.randint(2, 5))])
-        last = len(rule.layers) - 1
-        name = f"g{len(names)}"
-        names.append(name)
-        world.submit(name, rule, [(last, element) for element in range(rule.counts[last])], seal=False)
-        assert not world.refused
-        if chance.random() < 0.8:
-            world.note(world.do(c.SealGraph(name)))
-        for layer, count in enumerate(rule.counts):
-            total[f"{name}{layer}"] += count
-        outputs.extend(rule.key(last, rule.indices(last, element)) for element in range(rule.counts[last]))
-
-    submit()
-    for _ in range(60):
-        match chance.randrange(14):
-            case 0 if len(names) < 3:
-                submit()
-            case 1 | 2 | 3:
-                world.take(chance.randint(1, 5))
-            case 4 | 5 | 6 | 7 if ids := held(TaskState.PROCESSING):
-                world.finish_ids(*chance.sample(ids, min(len(ids), 3)))
-            case 8 if ids := held(TaskState.MEMORY):
-                world.note(world.do(c.Report([chance.choice(ids)], [Level.OUT])))
-            case 9 if (ids := held(TaskState.PROCESSING)) and chance.random() < 0.3:
-                world.note(world.do(c.Fail(chance.choice(ids), b"payload", "no luck")))
-            case 10:
-                world.note(world.do(c.Retry([chance.choice(outputs)])))
-            case 11 if chance.random() < 0.3:
-                world.begin_epoch()
-                world.note(world.do(c.EndRecovery()))
-            case 12:
-                world.note(world.do(c.Want(chance.choice(clients), [chance.choice(outputs)])))
-                if chance.random() < 0.3:
-                    world.note(world.do(c.Unwant(chance.choice(clients), [chance.choice(outputs)])))
-            case 13:
-                crash(world)
-    for client in clients:
-        world.note(world.do(c.DropClient(client)))
-    for name in names:
-        world.note(world.do(c.AbortGraph(name)))
-    world.settle()
-    assert world.tasks() == 0
-    with world.store.read() as txn:
-        assert txn.count(Table.GRAPHS) == txn.count(Table.RULES) == txn.count(Table.GROWTH) == txn.count(Table.RUNS) == 0

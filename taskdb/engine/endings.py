@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.engine.refs import next_run
-from taskdb.engine.transitions import recheck
+from taskdb.engine.transitions import PROCESSING, put_back, recheck
 from taskdb.engine.wants import client_of, remove_name, remove_want
 from taskdb.engine.work import Todo, Work
-from taskdb.store.codec import GraphRecord, GraphStatus, TaskRecord
+from taskdb.store.codec import UNGROWN, GraphRecord, GraphStatus, TaskRecord
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
 
 
@@ -83,6 +83,8 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
                 remove_want(work, client, task)
         if not task.links:
             recheck(work, task)
+        if task.graph == graph_id and task.flags & UNGROWN:
+            _need_no_turn(work, task)
     if rest is not None:
         work.push(Todo.ABORT, graph_id, 0, rest)
         return len(ids)
@@ -91,6 +93,14 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
     if graph.ended:
         work.push(Todo.END, graph_id)
     return len(ids)
+
+
+def _need_no_turn(work: Work, task: TaskRecord) -> None:
+    """The turn of an output will not come. If others need it, what it depends on is made as if it had been dropped."""
+    if task.state <= PROCESSING:
+        put_back(work, task)
+    task.flags &= ~UNGROWN
+    task.dirty = True
 
 
 def end_some(work: Work, graph_id: int, items_max: int) -> int:

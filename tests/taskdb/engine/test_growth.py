@@ -319,3 +319,31 @@ def test_the_order_of_a_rule(rule: Rule) -> None:
         assert sorted(rule.dependents_of(layer, rule.indices(layer, element))) == coming
         assert rule.dependents[layer] == len(coming)
     assert Rule.read(rule.write()).write() == rule.write()
+
+
+def test_an_output_of_an_aborted_rule_that_another_needs(world: Grown) -> None:
+    """Its turn never comes: what it is computed from is made for it."""
+    world.submit("g", grid(3), [(2, 0)], seal=False)
+    add = c.AddTasks("f", 0, [b"z", b"f"], [b"", b"f"], [int(TaskFlag.EXTERNAL), 1], [0, 1], [0], [1, 0], new_groups=["f"])
+    world.note(world.do(c.BeginGraph("f", "other", 0.0, 0.0), add, c.SealGraph("f")))
+    world.note(world.do(c.AbortGraph("g")))
+    world.run()
+    assert world.state("f") == "memory"
+    assert len(world.order) == 14
+    world.note(world.do(c.DropClient("other")))
+    world.settle()
+    assert world.tasks() == 0
+    assert world.forgotten == {"g0": 9, "g1": 3, "g2": 1, "f": 1}
+
+
+def test_an_output_that_was_leased_before_a_crash_undid_its_turn(world: Grown) -> None:
+    """Its turn comes with the report: what depends on it hears of it."""
+    rule = grid(2)
+    world.submit("g", rule, [(0, element) for element in range(4)] + [(2, 0)])
+    x = world.id("x\0\0")
+    add = c.AddTasks("f", 0, [b"x\0\0", b"f"], [b"", b"f"], [int(TaskFlag.EXTERNAL), 1], [0, 1], [0], [1, 0], new_groups=["f"])
+    world.note(world.do(c.BeginGraph("f", "other", 0.0, 0.0), add, c.SealGraph("f")))
+    world.finish_ids(x)
+    world.run()
+    assert b"x\0\0" not in world.order
+    assert [world.state("f"), world.state("z")] == ["memory", "memory"]

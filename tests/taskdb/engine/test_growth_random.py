@@ -1,5 +1,5 @@
-"""Rules, and other graphs that share keys with them, with failures, losses, crashes, new schedulers and clients that come and go, at random:
-every step keeps all rules, all that is wanted is computed in the end, and nothing is left."""
+"""Rules, and other graphs that share keys with them, with failures, losses, crashes, new schedulers and clients that come and go, at
+random: every step keeps all rules, all that is wanted is computed in the end, and nothing is left."""
 
 from __future__ import annotations
 

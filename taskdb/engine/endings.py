@@ -5,29 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.engine.refs import next_run
-from taskdb.engine.transitions import recheck
+from taskdb.engine.transitions import PROCESSING, put_back, recheck
 from taskdb.engine.wants import client_of, remove_name, remove_want
 from taskdb.engine.work import Todo, Work
-from taskdb.store.codec import GraphRecord, GraphStatus, TaskRecord
+from taskdb.store.codec import UNGROWN, GraphRecord, GraphStatus, TaskRecord
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
 
 
 def _own_and_met(work: Work, graph_id: int, cursor: int, items_max: int) -> tuple[list[int], int | None]:
-    """Ids from index `cursor` on, and the index to go on with (None: that was all)."""
+    """Ids of tasks that exist, from index `cursor` on, and the index to go on with (None: that was all)."""
+    # Of a long run few may be left: they are looked for in the table.
+    work.flush_records()
     ids: list[int] = []
     index = cursor
-    while len(ids) < items_max:
+    runs = 0
+    while len(ids) + runs < items_max:
         run = next_run(work.txn, graph_id, index)
         if run is None:
             return ids, None
+        runs += 1
         first, last, first_id = run
         index = max(index, first)
-        stop = min(last + 1, index + items_max - len(ids))
         if first_id:
-            ids.extend(range(first_id + index - first, first_id + stop - first))
-            index = stop
-        else:
-            index = last + 1
+            start, stop = U64.pack(first_id + index - first), U64.pack(first_id + last + 1 - first)
+            for key, _ in work.txn.scan(Table.TASKS, start, stop):
+                task_id = int.from_bytes(key)
+                if len(ids) >= items_max:
+                    return ids, first + task_id - first_id
+                ids.append(task_id)
+        index = last + 1
     return ids, index
 
 
@@ -77,6 +83,8 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
                 remove_want(work, client, task)
         if not task.links:
             recheck(work, task)
+        if task.graph == graph_id and task.flags & UNGROWN:
+            _need_no_turn(work, task)
     if rest is not None:
         work.push(Todo.ABORT, graph_id, 0, rest)
         return len(ids)
@@ -87,11 +95,20 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
     return len(ids)
 
 
+def _need_no_turn(work: Work, task: TaskRecord) -> None:
+    """The turn of an output will not come. If others need it, what it depends on is made as if it had been dropped."""
+    if task.state <= PROCESSING:
+        put_back(work, task)
+    task.flags &= ~UNGROWN
+    task.dirty = True
+
+
 def end_some(work: Work, graph_id: int, items_max: int) -> int:
     """Remove what is left of a graph without tasks. Returns the records removed."""
     graph = work.graph(graph_id)
     if graph is None or not graph.ended:
         return 0
+    work.forget_dropped(graph)
     work.report_forgotten()
     removed = 0
     for table, start, stop in (

@@ -233,7 +233,7 @@ class Engine:
         work = self._work(txn, epoch)
         held = set(held_ids)
         for task_id in held_ids:
-            task = work.task(task_id) or growth.made(work, task_id)
+            task = growth.made(work, task_id)
             if task is None:
                 work.result.release.append(task_id)
             elif task.state in (PROCESSING, ERRED):

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from taskdb.commands import Added, AddRule, AddTasks
 from taskdb.engine.again import answer_again
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
-from taskdb.engine.newcomers import expect_less, link, meet, new_task, place, tell_one
-from taskdb.engine.refs import KeyPlace, find_key, look_up, unmade
+from taskdb.engine.newcomers import expect_less, link, meet, place, tell_one
+from taskdb.engine.refs import find_key, look_up, unmade
+from taskdb.engine.ruled import new_ruled
 from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
@@ -26,7 +27,6 @@ from taskdb.model import TaskFlag
 from taskdb.rules import Rule
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
-    RULED,
     UNGROWN,
     GraphRecord,
     GraphStatus,
@@ -35,7 +35,6 @@ from taskdb.store.codec import (
     TaskRecord,
     decode_graph,
     decode_growth,
-    encode_rank,
 )
 from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table
 
@@ -78,7 +77,7 @@ def add_rule(work: Work, command: AddRule, free_bytes: Callable[[], int] | None)
             task = known
         else:
             expected = rule.dependents[layer] + command.dependent_counts[i]
-            task = _new(work, graph, stored, layer, element, rule.number(layer, element), first_output + i, place_of, expected)
+            task = new_ruled(work, graph, stored, layer, element, rule.number(layer, element), first_output + i, place_of, expected)
             task.flags |= UNGROWN
             growth.ungrown += 1
         ids.append(task.id)
@@ -123,24 +122,6 @@ def _check(graph: GraphRecord, command: AddRule, rule: Rule) -> None:
         raise InvalidRequest(f"shared blobs are 0 to {shared_max}")
     if any(layer.flags & ~int(TaskFlag.DATA_PRODUCER) for layer in rule.layers):
         raise InvalidRequest("layers have no flags but DATA_PRODUCER")
-
-
-def _new(
-    work: Work,
-    graph: GraphRecord,
-    stored: StoredRule,
-    layer: int,
-    element: int,
-    number: int,
-    task_id: int,
-    at: KeyPlace,
-    expected: int,
-) -> TaskRecord:
-    this = stored.rule.layers[layer]
-    rank = encode_rank(this.user, graph.generation, float(number))
-    task = new_task(work, graph, task_id, at, this.flags | RULED, expected, stored.first_group + layer, this.shared, rank)
-    work.txn.put(Table.SPECS, U64.pack(task_id), RULE_PLACE.pack(layer, element))
-    return task
 
 
 # ------------------------------------------------------------------------------------------------------------- growing
@@ -204,7 +185,7 @@ def grow(work: Work, graph: GraphRecord, count: int) -> None:
             recheck(work, task)
             work.count_forgotten(graph.id, stored.first_group + layer, 1)
         else:
-            task = _new(work, graph, stored, layer, element, number, stored.first_id + number, place_of, rule.dependents[layer])
+            task = new_ruled(work, graph, stored, layer, element, number, stored.first_id + number, place_of, rule.dependents[layer])
             link(work, graph, task, deps)
             place(work, graph, task)
         if task is not None:
@@ -271,7 +252,10 @@ def end_growth(work: Work, graph_id: int) -> None:
 
 
 def made(work: Work, task_id: int) -> TaskRecord | None:
-    """A task that the scheduler names and that is not there: it had been made when the daemon died, and is made again."""
+    """A task that the scheduler says it has. If it had been made when the daemon died, or an output's turn had come, so it comes now."""
+    task = work.task(task_id)
+    if task is not None and not task.flags & UNGROWN:
+        return task
     for key, _ in list(work.txn.scan(Table.GROWTH)):
         graph = work.known_graph(int.from_bytes(key))
         growth = work.growth(graph.id)
@@ -279,7 +263,11 @@ def made(work: Work, task_id: int) -> TaskRecord | None:
             continue
         stored = work.rule(graph)
         number = task_id - stored.first_id
+        if task is not None:
+            if task.graph != graph.id:
+                continue
+            number = stored.rule.number(*RULE_PLACE.unpack(work.txn.get(Table.SPECS, U64.pack(task_id)) or b""))
         if growth.emitted <= number < stored.rule.tasks:
             grow(work, graph, number + 1 - growth.emitted)
             return work.task(task_id)
-    return None
+    return task

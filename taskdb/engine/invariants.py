@@ -22,6 +22,7 @@ from taskdb.store.codec import (
     GraphStatus,
     TaskRecord,
     decode_client,
+    decode_dropped,
     decode_error,
     decode_graph,
     decode_group,
@@ -63,7 +64,7 @@ def _named(task: TaskRecord) -> str:
 
 
 def links(snap: Snapshot) -> Iterator[str]:
-    """Every link goes from a task to an older one that exists, and stands both ways."""
+    """Every link goes from a task to an older one that exists, and stands both ways; but one of a rule that was cut may still be named."""
     for task_id, deps in snap.edges.items():
         if task_id not in snap.tasks:
             yield f"edges of task {task_id}, which does not exist"
@@ -84,9 +85,10 @@ def links(snap: Snapshot) -> Iterator[str]:
             yield f"dependents of task {task_id} from {first} on are not ascending"
         recorded.setdefault(task_id, []).extend(ids)
     for task_id, dependents in snap.dependents.items():
-        alive = [other for other in recorded.get(task_id, ()) if other in snap.tasks]
-        if sorted(alive) != sorted(dependents):
-            yield f"task {task_id} has dependents {sorted(dependents)}, but {alive} stand there"
+        alive = {other for other in recorded.get(task_id, ()) if other in snap.tasks}
+        cut = {other for other in alive if snap.tasks[other].flags & RULED and other not in snap.edges}
+        if alive - cut != set(dependents) - cut:
+            yield f"task {task_id} has dependents {sorted(dependents)}, but {sorted(alive)} stand there"
 
 
 def counters(snap: Snapshot) -> Iterator[str]:
@@ -316,6 +318,32 @@ def growths(snap: Snapshot) -> Iterator[str]:
             yield f"rule of graph {int.from_bytes(key)}, which does not exist"
 
 
+def dropped(snap: Snapshot) -> Iterator[str]:
+    """A task of a rule that runs, or is to, has the links its rule says; another one has these or none. What was dropped is counted."""
+    rules = {int.from_bytes(key): decode_rule(data) for key, data in snap.txn.scan(Table.RULES)}
+    live: Counter[tuple[int, int]] = Counter()
+    for task in snap.tasks.values():
+        if task.graph not in rules or not task.flags & RULED or task.flags & UNGROWN:
+            continue
+        rule = rules[task.graph].rule
+        layer, element = RULE_PLACE.unpack(snap.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+        live[task.graph, layer] += 1
+        names = [snap.txn.get(Table.NAMES, U64.pack(dep)) for dep in snap.edges.get(task.id, ())]
+        if names != [rule.key(*dep) for dep in rule.deps(layer, rule.indices(layer, element))] and (task.state in ACTIVE or names):
+            yield f"{_named(task)} has other links than its rule says"
+    for key, data in snap.txn.scan(Table.DROPPED):
+        graph_id, counts = int.from_bytes(key), decode_dropped(data)
+        if graph_id not in rules or len(counts) != len(rules[graph_id].counts):
+            yield f"tasks of graph {graph_id} were dropped, which has no such layers"
+            continue
+        stored, growth = rules[graph_id], snap.txn.get(Table.GROWTH, key)
+        ends = stored.counts if growth is None else decode_growth(growth).cursors
+        for layer, (count, end) in enumerate(zip(counts, ends, strict=True)):
+            there = live[graph_id, layer]
+            if not stored.outputs[layer] and count + there > end:
+                yield f"graph {graph_id}: {count} tasks of layer {layer} were dropped and {there} are there, but {end} were made"
+
+
 RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     links,
     counters,
@@ -329,6 +357,7 @@ RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     graphs,
     residents,
     growths,
+    dropped,
 )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.commands import Erred
-from taskdb.engine.refs import KeyPlace
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, QUEUED, RELEASED, WAITING, cause_of, fail_blamed, hold, needed, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Todo, Work
@@ -22,44 +21,6 @@ _HELD = int(TaskFlag.HELD)
 def protector(graph: GraphRecord) -> str:
     """The internal client that wants what an open submission found."""
     return f"submission:{graph.id}"
-
-
-def new_task(
-    work: Work,
-    graph: GraphRecord,
-    task_id: int,
-    at: KeyPlace,
-    flags: int,
-    expected: int,
-    group: int,
-    annotation: int,
-    rank: bytes,
-) -> TaskRecord:
-    """A task under a key that is free. It has yet to be linked and placed."""
-    task = TaskRecord()
-    task.id = task_id
-    task.state = RELEASED
-    task.flags = flags
-    task.suspicious = 0
-    task.retries = -1
-    task.waiting_on = task.blocked_on = task.need = task.links = task.wants = 0
-    task.expected = expected
-    task.nbytes = -1
-    task.graph = graph.id
-    task.group = group
-    task.annotation = annotation
-    task.rank = rank
-    task.deps = ()
-    task.dirty = True
-    task.stored_queue = 0
-    task.stored_held = task.reclaim = False
-    work.add_task(task)
-    id_key = U64.pack(task_id)
-    work.txn.put(Table.NAMES, id_key, at.key)
-    work.txn.put(Table.KEYS, at.digest, id_key if at.ids is None else at.ids + id_key)
-    graph.expected += expected
-    work.count_group(graph.id, group, 1)
-    return task
 
 
 def link(work: Work, graph: GraphRecord, task: TaskRecord, own_deps: Sequence[int]) -> None:

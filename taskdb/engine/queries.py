@@ -163,11 +163,20 @@ class _Reader:
 
     def spec(self, task: TaskRecord) -> bytes:
         data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
+        return self._rule(task).spec(*RULE_PLACE.unpack(data)) if task.flags & RULED else data
+
+    def dep_keys(self, task: TaskRecord) -> list[bytes]:
         if not task.flags & RULED:
-            return data
+            return [self.key(dep_id) for dep_id in self.deps(task.id)]
+        # It may have been cut, or not been linked yet.
+        rule = self._rule(task)
+        layer, element = RULE_PLACE.unpack(self.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+        return [rule.key(*dep) for dep in rule.deps(layer, rule.indices(layer, element))]
+
+    def _rule(self, task: TaskRecord) -> Rule:
         if task.graph not in self._rules:
             self._rules[task.graph] = decode_rule(self.txn.get(Table.RULES, U64.pack(task.graph)) or b"").rule
-        return self._rules[task.graph].spec(*RULE_PLACE.unpack(data))
+        return self._rules[task.graph]
 
     def error(self, task_id: int) -> tuple[int, ErrorRecord]:
         """(id of the task that failed itself, its error) of an ERRED task."""
@@ -288,8 +297,16 @@ def _candidates(txn: ReadTxn, submission: str, state: TaskState | None, start: i
         graph_id = find_graph(txn, submission)
         while graph_id and (run := next_run(txn, graph_id, start)) is not None:
             first, last, first_id = run
-            for index in range(max(start, first), last + 1):
-                yield index, first_id + index - first if first_id else 0
+            start = max(start, first)
+            # Of a long run few may be left.
+            pairs = txn.scan(Table.TASKS, U64.pack(first_id + start - first), U64.pack(first_id + last + 1 - first)) if first_id else ()
+            found = False
+            for key, _ in pairs:
+                found = True
+                task_id = int.from_bytes(key)
+                yield first + task_id - first_id, task_id
+            if not found:
+                yield last, 0  # the work is bounded even if nothing is left of any run
             start = last + 1
         return
     table = _INDEX.get(state, Table.TASKS) if state is not None else Table.TASKS
@@ -403,6 +420,5 @@ def get_tasks(txn: ReadTxn, keys: Sequence[bytes], with_spec: bool = False) -> l
             cause, payload = reader.key(cause_id), error.payload
         spec = reader.spec(task) if with_spec else b""
         shared = (txn.get(Table.BLOBS, GRAPH_PART.pack(task.graph, task.annotation)) or b"") if with_spec and task.annotation else b""
-        deps = [reader.key(dep_id) for dep_id in reader.deps(task.id)]
-        answer.append(StoredTask(reader.info(task), spec, deps, cause, payload, shared))
+        answer.append(StoredTask(reader.info(task), spec, reader.dep_keys(task), cause, payload, shared))
     return answer

@@ -14,6 +14,7 @@ from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
     GraphStatus,
     decode_client,
+    decode_dropped,
     decode_error,
     decode_graph,
     decode_group,
@@ -117,6 +118,7 @@ _CHECKS: dict[Table, tuple[int, Check]] = {
     Table.ANSWERS: (U64.size, _any),
     Table.RULES: (U64.size, lambda key, data: decode_rule(data)),
     Table.GROWTH: (U64.size, lambda key, data: decode_growth(data)),
+    Table.DROPPED: (U64.size, lambda key, data: decode_dropped(data)),
 }
 assert _CHECKS.keys() == set(Table)
 

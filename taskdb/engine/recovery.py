@@ -9,7 +9,7 @@ from taskdb.commands import Adopt, Adopted, Keep, TakenWhole
 from taskdb.engine.background import drain
 from taskdb.engine.ingest import check_room
 from taskdb.engine.leasing import lease_of
-from taskdb.engine.refs import find_graph, find_index, unmade_by_group
+from taskdb.engine.refs import dropped_by_group, find_graph, find_index, unmade_by_group
 from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, finish, hold, needed, put_back
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
@@ -146,10 +146,10 @@ class StoredGraph:
     #: GraphFlag bits.
     flags: int
     generation: float
-    #: Tasks that exist, and those of them that are to be done.
+    #: Tasks that are not forgotten, and those of them that are to be done.
     tasks: int
     unfinished: int
-    #: Tasks that exist, by group; at most GROUPS_RESTORED_MAX groups.
+    #: Tasks that are not forgotten, by group; at most GROUPS_RESTORED_MAX groups.
     groups: dict[str, int]
     #: It was given up. Its name may come to mean a new submission.
     aborted: bool
@@ -162,18 +162,19 @@ def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
         if graph.status == GraphStatus.OPEN:
             continue
         groups: dict[str, int] = {}
-        coming = unmade_by_group(txn, number)
+        coming, dropped = unmade_by_group(txn, number), dropped_by_group(txn, number)
         for key, data in txn.scan(Table.GROUPS, GRAPH_PART.pack(number, 0), GRAPH_PART.pack(number + 1, 0)):
             live, name = decode_group(data)
-            live += coming.get(GRAPH_PART.unpack(key)[1], 0)
-            if live:
+            index = GRAPH_PART.unpack(key)[1]
+            live += coming.get(index, 0) + dropped.get(index, 0)
+            if live > 0:
                 groups[name] = live
             if len(groups) == GROUPS_RESTORED_MAX:
                 break
-        more = sum(coming.values())
-        unfinished = sum(graph.counts[:PROCESSING]) + more
+        tasks = graph.alive + sum(coming.values()) + sum(dropped.values())
+        unfinished = sum(graph.counts[:PROCESSING]) + sum(coming.values())
         aborted = find_graph(txn, graph.submission) != number
-        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, graph.alive + more, unfinished, groups, aborted)
+        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, tasks, unfinished, groups, aborted)
 
 
 def clients(txn: ReadTxn) -> Iterator[str]:

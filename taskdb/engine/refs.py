@@ -1,4 +1,5 @@
-"""From names to ids and back: keys, submissions, clients, indices of a submission; and what is yet to be made of its rule. Reads only."""
+"""From names to ids and back: keys, submissions, clients, indices of a submission; what is yet to be made of its rule, or was dropped.
+Reads only."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import GraphStatus, Growth, RuleHead, decode_client, decode_graph, decode_growth, decode_ids, decode_rule_head
+from taskdb.store.codec import (
+    GraphStatus,
+    Growth,
+    RuleHead,
+    decode_client,
+    decode_dropped,
+    decode_graph,
+    decode_growth,
+    decode_ids,
+    decode_rule_head,
+)
 from taskdb.store.schema import U64, U64_PAIR, Table, digest
 
 
@@ -107,6 +118,15 @@ def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
         return {}
     head = decode_rule_head(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
     return dict(enumerate(unmade(head, decode_growth(data)), head.first_group))
+
+
+def dropped_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
+    """Number of group -> tasks of a graph that were made from its rule and dropped: they count as released."""
+    data = txn.get(Table.DROPPED, U64.pack(graph_id))
+    if data is None:
+        return {}
+    head = decode_rule_head(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
+    return dict(enumerate(decode_dropped(data), head.first_group))
 
 
 def graph_status(txn: ReadTxn, submission: str) -> int | None:

@@ -26,7 +26,7 @@ from taskdb.errors import InvariantBroken
 from taskdb.limits import RECOVER_STEP_ITEMS
 from taskdb.model import TaskFlag, TaskState
 from taskdb.store.base import ReadTxn, WriteTxn
-from taskdb.store.codec import NO_GROUP, GraphStatus, decode_client, decode_graph, decode_group
+from taskdb.store.codec import NO_GROUP, RULED, GraphStatus, decode_client, decode_graph, decode_group
 from taskdb.store.columns import TASK, task_slices
 from taskdb.store.schema import GRAPH_PART, U64_PAIR, Meta, Table, meta_key
 
@@ -158,9 +158,16 @@ def recover(engine: Engine, txn: WriteTxn, turn: Callable[[WriteTxn], WriteTxn],
     return txn, _outcome(txn, before, after, entries, began)
 
 
+def _count(mask: npt.NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(mask))
+
+
 def _outcome(txn: ReadTxn, before: Survey, after: Survey, entries: int, began: bool) -> Outcome:
     tasks, was, became = before.tasks, before.tasks["state"], before.states_in(after)
-    coming = after.tasks[np.isin(after.tasks["state"], _COMING)]
+    is_coming = np.isin(after.tasks["state"], _COMING)
+    coming = after.tasks[is_coming]
+    #: Of rules, made again.
+    again = _count(~np.isin(after.ids[is_coming], before.ids))
     runs = np.isin(became, _COMING)
     held = (was == TaskState.PROCESSING) | (was == TaskState.MEMORY)
     needed = (tasks["need"] > 0) | (tasks["expected"] > 0) | (tasks["wants"] > 0)
@@ -169,27 +176,24 @@ def _outcome(txn: ReadTxn, before: Survey, after: Survey, entries: int, began: b
     lost_data = (tasks["flags"] & TaskFlag.DATA > 0) & held & needed & ~incomplete & (gone | (became == TaskState.ERRED))
     unwanted = np.isin(before.ids, np.setdiff1d(before.wanted, after.wanted))
 
+    unneeded = (was == TaskState.MEMORY) & ((became == TaskState.RELEASED) | (gone & (tasks["flags"] & RULED > 0) & ~needed & ~incomplete))
     unmade = list(_unmade(txn))
-
-    def count(mask: npt.NDArray[np.bool_]) -> int:
-        return int(np.count_nonzero(mask))
-
     return Outcome(
         before,
         after,
         began or entries > 0,
         current_epoch(txn),
         entries,
-        unfinished=count(runs & (was <= TaskState.PROCESSING)),
-        begun=count(runs & (was == TaskState.PROCESSING)),
-        lost_results=count(runs & (was == TaskState.MEMORY)),
-        released_inputs=count(runs & (was >= TaskState.RELEASED)),
+        unfinished=_count(runs & (was <= TaskState.PROCESSING)),
+        begun=_count(runs & (was == TaskState.PROCESSING)),
+        lost_results=_count(runs & (was == TaskState.MEMORY)),
+        released_inputs=_count(runs & (was >= TaskState.RELEASED)) + again,
         unmade=sum(count for _, count in unmade),
-        lost_data=count(lost_data),
-        cancelled=count(unwanted & ~incomplete & ~lost_data),
-        unneeded=count((was == TaskState.MEMORY) & (became == TaskState.RELEASED)),
-        dropped=count(gone & incomplete),
-        forgotten=count(gone & ~incomplete & ~lost_data & ~unwanted),
+        lost_data=_count(lost_data),
+        cancelled=_count(unwanted & ~incomplete & ~lost_data),
+        unneeded=_count(unneeded),
+        dropped=_count(gone & incomplete),
+        forgotten=_count(gone & ~incomplete & ~lost_data & ~unwanted & ~unneeded),
         cost=cost(txn, chain(_pairs(coming["graph"], coming["group"]), unmade)),
     )
 

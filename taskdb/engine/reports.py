@@ -51,7 +51,7 @@ def report(work: Work, command: Report) -> None:
     check_report(command)
     nbytes, retries, suspicious = command.nbytes, command.retries, command.suspicious
     for i, task_id in enumerate(command.ids):
-        task = work.task(task_id) or made(work, task_id)
+        task = made(work, task_id) if command.levels[i] != _OUT else work.task(task_id)
         if task is None:
             if command.levels[i] != _OUT:
                 # Forgotten meanwhile, or told under an id that a crash undid: it need not be held.
@@ -84,7 +84,7 @@ def _apply_level(work: Work, task: TaskRecord, level: int, nbytes: int) -> None:
 
 
 def fail_task(work: Work, command: Fail) -> None:
-    task = work.task(command.id) or made(work, command.id)
+    task = made(work, command.id)
     if task is None:
         work.result.release.append(command.id)  # as of any report
     else:
@@ -92,11 +92,11 @@ def fail_task(work: Work, command: Fail) -> None:
 
 
 def blame(work: Work, command: Blame) -> None:
-    task = work.task(command.id) or made(work, command.id)
+    task = made(work, command.id)
     if task is None:
         work.result.release.append(command.id)
         return
-    cause = work.task(command.cause) or made(work, command.cause)
+    cause = made(work, command.cause)
     if cause is None or cause is task:
         fail(work, task, ErrorRecord())
     else:

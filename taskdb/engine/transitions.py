@@ -7,10 +7,12 @@ result that nobody needs can be let go without touching its dependents.
 from __future__ import annotations
 
 from taskdb.commands import Erred
+from taskdb.engine.ruled import restore
+from taskdb.engine.tables import remove_records
 from taskdb.engine.work import Todo, Work
 from taskdb.model import TaskFlag, TaskState
-from taskdb.store.codec import PARKED, REVIVED, UNGROWN, ErrorRecord, TaskRecord, decode_error, encode_error
-from taskdb.store.schema import U64, U64_PAIR, Table, digest
+from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, ErrorRecord, GraphRecord, TaskRecord, decode_error, encode_error
+from taskdb.store.schema import U64, U64_PAIR, Table
 
 WAITING = int(TaskState.WAITING)
 QUEUED = int(TaskState.QUEUED)
@@ -73,17 +75,20 @@ def move(work: Work, task: TaskRecord, state: int) -> None:
         waited = _WAITED_FOR[state] - _WAITED_FOR[old]
         blocks = _BLOCKS[state] - _BLOCKS[old]
         if waited or blocks:
-            left = task.links
+            left = task.need
+            done: set[int] = set()
             for _, ids in work.segments(task.id):
                 for dependent_id in ids:
                     dependent = work.task(dependent_id)
-                    # Forgotten ones may still be named.
-                    if dependent is not None:
+                    # Forgotten ones may still be named, and some be named twice.
+                    if dependent is not None and dependent.state <= PROCESSING and dependent_id not in done:
+                        done.add(dependent_id)
                         left -= 1
-                        if dependent.state <= PROCESSING:
-                            _adjust(work, dependent, waited, blocks)
+                        _adjust(work, dependent, waited, blocks)
                 if not left:
                     break
+    if task.flags & RULED and (state == MEMORY or (state == RELEASED and not needed(task))):
+        cut(work, task)
 
 
 def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
@@ -111,6 +116,7 @@ def _adjust(work: Work, task: TaskRecord, waited: int, blocks: int) -> None:
 
 
 def _enter_active(work: Work, task: TaskRecord) -> None:
+    restore(work, task)
     waiting_on = blocked_on = 1 if task.flags & UNGROWN else 0
     for dep_id in work.deps(task):
         dep = work.known_task(dep_id)
@@ -142,6 +148,7 @@ def activate(work: Work, task: TaskRecord) -> None:
     if task.flags & _DATA:
         lose_data(work, task)
         return
+    restore(work, task)
     cause = erred_dependency(work, task)
     if cause:
         fail_blamed(work, task, cause)
@@ -235,6 +242,9 @@ def fail(work: Work, task: TaskRecord, record: ErrorRecord) -> None:
         work.txn.put(Table.ERRORS, U64.pack(task.id), encode_error(record))
         return
     work.txn.put(Table.ERRORS, U64.pack(task.id), encode_error(record))
+    if record.cause:
+        # What takes the error from the cause goes down to it.
+        restore(work, task)
     task.nbytes = -1
     move(work, task, ERRED)
     if task.need:
@@ -305,10 +315,38 @@ def lose_data(work: Work, task: TaskRecord) -> None:
 
 
 def forget(work: Work, task: TaskRecord) -> None:
-    """Remove a task that nothing links. Its dependencies may be next."""
+    """Remove a task that nothing links. Its dependencies may be next. One of a rule is only dropped, if others of the rule depend on it:
+    they may have to run again, and it is made again for them (`ruled.restore`)."""
     # Whether the scheduler holds one that is or was ERRED is not known: it ignores what it does not hold.
     if task.state in (PROCESSING, MEMORY, ERRED) or task.flags & REVIVED:
         work.result.release.append(task.id)
+    _unlink(work, task)
+    remove_records(work, task)
+    graph = work.known_graph(task.graph)
+    graph.dirty = True
+    graph.counts[task.state - 1] -= 1
+    work.count_group(task.graph, task.group, -1)
+    if not _drop(work, graph, task):
+        work.count_forgotten(task.graph, task.group, 1)
+    if graph.ended:
+        work.push(Todo.END, graph.id)
+    if task.flags & UNGROWN and (growth := work.growth(task.graph)) is not None:
+        growth.ungrown -= 1
+        growth.dirty = True
+        if not growth.ungrown:
+            work.push(Todo.GROWN, task.graph)
+
+
+def cut(work: Work, task: TaskRecord) -> None:
+    """A task of a rule that is finished, or that nobody needs, keeps no edges: they follow from the rule, and are made again if it runs
+    again. So what only such tasks depend on can be dropped."""
+    if work.deps(task):
+        _unlink(work, task)
+        task.deps = ()
+        work.txn.delete(Table.EDGES, U64.pack(task.id))
+
+
+def _unlink(work: Work, task: TaskRecord) -> None:
     active = task.state <= PROCESSING
     for dep_id in work.deps(task):
         dep = work.known_task(dep_id)
@@ -320,38 +358,18 @@ def forget(work: Work, task: TaskRecord) -> None:
             work.drop_dependents(dep_id)
         if not needed(dep) and (not dep.links or dep.state != RELEASED):
             work.push(Todo.DOWN, dep_id)
-    _remove_records(work, task)
-    if task.flags & UNGROWN and (growth := work.growth(task.graph)) is not None:
-        growth.ungrown -= 1
-        growth.dirty = True
-        if not growth.ungrown:
-            work.push(Todo.GROWN, task.graph)
-    graph = work.known_graph(task.graph)
-    graph.dirty = True
-    graph.counts[task.state - 1] -= 1
-    work.count_group(task.graph, task.group, -1)
-    if graph.ended:
-        work.push(Todo.END, graph.id)
 
 
-def _remove_records(work: Work, task: TaskRecord) -> None:
-    txn = work.txn
-    id_key = U64.pack(task.id)
-    key = work.key(task.id)
-    key_digest = digest(key)
-    others = txn.get(Table.KEYS, key_digest) or b""
-    rest = b"".join(others[at : at + 8] for at in range(0, len(others), 8) if others[at : at + 8] != id_key)
-    if rest:
-        txn.put(Table.KEYS, key_digest, rest)
-    else:
-        txn.delete(Table.KEYS, key_digest)
-    txn.delete(Table.NAMES, id_key)
-    txn.delete(Table.SPECS, id_key)
-    if task.deps:
-        txn.delete(Table.EDGES, id_key)
-    if task.state == ERRED:
-        txn.delete(Table.ERRORS, id_key)
-    work.remove_task(task)
+def _drop(work: Work, graph: GraphRecord, task: TaskRecord) -> bool:
+    """Count a task of a rule as dropped, unless nothing of the rule can need it again."""
+    if not task.flags & RULED or task.flags & UNGROWN:
+        return False
+    stored = work.rule(graph)
+    layer = task.group - stored.first_group
+    if not stored.rule.dependents[layer]:
+        return False
+    work.count_dropped(graph, layer, 1)
+    return True
 
 
 def wanted_by(work: Work, task: TaskRecord) -> list[str]:

@@ -26,6 +26,7 @@ from taskdb.store.codec import (
     StoredRule,
     TaskRecord,
     decode_client,
+    decode_dropped,
     decode_graph,
     decode_group,
     decode_growth,
@@ -33,6 +34,7 @@ from taskdb.store.codec import (
     decode_rule,
     decode_task,
     encode_client,
+    encode_dropped,
     encode_graph,
     encode_group,
     encode_growth,
@@ -97,6 +99,9 @@ class Work:
         self._graphs: dict[int, GraphRecord | None] = {}
         self._clients: dict[int, ClientRecord | None] = {}
         self._growths: dict[int, Growth | None] = {}
+        #: Graph -> dropped tasks of each layer of its rule; and the graphs whose counts changed.
+        self._dropped: dict[int, list[int]] = {}
+        self._dropped_changed: set[int] = set()
         #: (graph, index) -> [live tasks, name, changed]
         self._groups: dict[tuple[int, int], list[int | str | bool]] = {}
         self._blobs: dict[tuple[int, int], bytes] = {}
@@ -110,6 +115,7 @@ class Work:
             self._graphs = former._graphs
             self._clients = former._clients
             self._growths = former._growths
+            self._dropped = former._dropped
             self._groups = former._groups
             self._blobs = former._blobs
             self.client_ids = former.client_ids
@@ -167,7 +173,8 @@ class Work:
         return deps
 
     def segments(self, task_id: int, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Dependents in ascending order, as (first id, ids) of each record from `start` on; some may be forgotten."""
+        """Dependents in ascending order, as (first id, ids) of each record from `start` on. Some may be forgotten, or cut
+        (`transitions.cut`), and some be named twice."""
         if self.new_dependents:
             self.flush_dependents()
         # Most tasks have one record: one look-up, and a scan only for those that have more.
@@ -187,6 +194,12 @@ class Work:
                 dependents.sort()  # outputs of a rule have lower ids than what was made before them
                 put(Table.REDGES, U64_PAIR.pack(task_id, dependents[0]), encode_ids(dependents))
             self.new_dependents.clear()
+
+    def name_dependent(self, task_id: int, dependent_id: int) -> None:
+        """A dependent is linked again. It may then be named twice: what must not be done to it twice has to look for that."""
+        key = U64_PAIR.pack(task_id, dependent_id)
+        if self.txn.get(Table.REDGES, key) is None:
+            self.txn.put(Table.REDGES, key, U64.pack(dependent_id))
 
     def drop_dependents(self, task_id: int) -> None:
         """Nobody depends on it any more: remove what names them."""
@@ -278,6 +291,26 @@ class Work:
         self.txn.delete(Table.GROWTH, U64.pack(graph_id))
         self._growths[graph_id] = None
 
+    def count_dropped(self, graph: GraphRecord, layer: int, change: int) -> None:
+        """A task of its rule was dropped (1) or made again (-1). Less than none are dropped if one is made that was told as forgotten."""
+        counts = self._dropped.get(graph.id)
+        if counts is None:
+            data = self.txn.get(Table.DROPPED, U64.pack(graph.id))
+            counts = self._dropped[graph.id] = [0] * len(self.rule(graph).counts) if data is None else decode_dropped(data)
+        counts[layer] += change
+        self._dropped_changed.add(graph.id)
+
+    def forget_dropped(self, graph: GraphRecord) -> None:
+        """Nothing of a graph is left but what was dropped: that is forgotten."""
+        data = self.txn.get(Table.DROPPED, U64.pack(graph.id))
+        counts = self._dropped.pop(graph.id, None) or (decode_dropped(data) if data is not None else [])
+        self._dropped_changed.discard(graph.id)
+        if data is not None:
+            self.txn.delete(Table.DROPPED, U64.pack(graph.id))
+        for layer, count in enumerate(counts):
+            if count > 0:
+                self.count_forgotten(graph.id, self.rule(graph).first_group + layer, count)
+
     def spec(self, task: TaskRecord) -> bytes:
         data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
         if not task.flags & RULED:
@@ -315,13 +348,11 @@ class Work:
         return "" if index == NO_GROUP else str(self._group(graph_id, index)[1])
 
     def count_group(self, graph_id: int, index: int, change: int) -> None:
-        """A task came (1) or was forgotten (-1)."""
+        """A task came (1), or is gone (-1)."""
         if index != NO_GROUP:
             group = self._group(graph_id, index)
             group[0] = int(group[0]) + change
             group[2] = True
-        if change < 0:
-            self.count_forgotten(graph_id, index, -change)
 
     def count_forgotten(self, graph_id: int, index: int, count: int) -> None:
         """To be told the scheduler: tasks that are forgotten, or that are of a rule and will not be made."""
@@ -445,6 +476,9 @@ class Work:
             if growth is not None and growth.dirty:
                 growth.dirty = False
                 self.txn.put(Table.GROWTH, U64.pack(graph_id), encode_growth(growth))
+        for graph_id in self._dropped_changed:
+            self.txn.put(Table.DROPPED, U64.pack(graph_id), encode_dropped(self._dropped[graph_id]))
+        self._dropped_changed.clear()
         for client in self._clients.values():
             if client is not None and client.dirty:
                 client.dirty = False

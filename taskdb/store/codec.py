@@ -447,3 +447,14 @@ def decode_growth(data: bytes) -> Growth:
     except error:
         raise StoreCorrupt("a growth record cannot be read") from None
     return Growth(emitted, ungrown, list(decode_ids(data[_GROWTH.size :])))
+
+
+def encode_dropped(counts: Sequence[int]) -> bytes:
+    return pack(f">{len(counts)}q", *counts)
+
+
+def decode_dropped(data: bytes) -> list[int]:
+    """Dropped tasks of each layer of a rule. Raises StoreCorrupt."""
+    if not data or len(data) % 8:
+        raise StoreCorrupt(f"a list of counts has {len(data)} bytes")
+    return list(unpack(f">{len(data) // 8}q", data))

@@ -46,5 +46,9 @@ def _from_1(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]])
         txn.put(Table.EPOCHS, epoch, U64.pack(1))
 
 
-_STEPS = (_from_1,)
+def _from_2(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]]) -> None:
+    """Tasks of rules may be dropped, and there is a table that counts them. Nothing has been dropped yet."""
+
+
+_STEPS = (_from_1, _from_2)
 assert OLDEST + len(_STEPS) == FORMAT_VERSION

@@ -11,7 +11,7 @@ from enum import IntEnum
 from struct import Struct
 
 #: Of the tables as a whole. A newer one is refused; an older one would be migrated.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class Table(IntEnum):
@@ -71,6 +71,8 @@ class Table(IntEnum):
     RULES = 26
     #: graph u64 -> Growth: how far that has come. Until all of them are made, or not needed.
     GROWTH = 27
+    #: graph u64 -> i64 a layer of its rule: tasks that were dropped, and can be made again. As long as the graph; absent: none.
+    DROPPED = 28
 
 
 class Meta(IntEnum):

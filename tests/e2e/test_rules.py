@@ -155,6 +155,23 @@ def test_killed_half_way(tmp_path: Path, rules: int, who: str) -> None:
         nothing_left(cluster, client)
 
 
+def test_a_worker_is_killed_when_early_results_were_dropped(tmp_path: Path, rules: int) -> None:
+    """What it held of a tree of sums is computed again from tasks that were no more in the database."""
+    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+        blocks = da.ones((1000,), chunks=1).map_blocks(f.count_block, str(tmp_path / "runs"), 0.005, dtype=float)
+        future = client.compute(blocks.sum(split_every=8))
+        until(lambda: len(runs(tmp_path / "runs")) > 600, "most have run", patience=2 * PATIENCE_SECONDS)
+        with Reader(cluster.url) as reader:
+            assert sum(graph.tasks for graph in reader.status().graphs) < 400
+        cluster.kill(cluster.workers[0])
+        assert future.result(timeout=180) == 1000
+        assert len(runs(tmp_path / "runs")) == 1000
+        with Reader(cluster.url) as reader:
+            until(lambda: [graph.tasks for graph in reader.status().graphs] == [1], "only the output is left")
+        del future
+        nothing_left(cluster, client)
+
+
 def test_everything_killed(tmp_path: Path, rules: int) -> None:
     with Cluster(tmp_path, window=rules, env=ENV) as cluster:
         with Client(cluster.address) as client:

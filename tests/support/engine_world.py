@@ -25,14 +25,15 @@ class World:
         #: What the last `lease` said: whether there may be more.
         self.more = False
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self) -> c.Result:
         """Another scheduler takes over."""
         txn = self.store.write()
         self.epoch = self.engine.begin_epoch(txn, "scheduler")
-        self.engine.step(txn)
+        result, _ = self.engine.step(txn)
         txn.commit()
         self.seq = 0
         self.check()
+        return result
 
     def do(self, *commands: c.Command) -> c.Result:
         txn = self.store.write()

@@ -460,9 +460,9 @@ def test_a_hub_is_linear_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_colliding_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    from taskdb.engine import invariants, wants
+    from taskdb.engine import invariants, tables, wants
 
-    for module in (refs, transitions, wants, invariants):
+    for module in (refs, tables, wants, invariants):
         monkeypatch.setattr(module, "digest", lambda name: b"always the same!")
     world = chain()
     world.add("h", {"d": [], "e": ["d"]}, want="e")

@@ -2,113 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import msgpack
 import pytest
 
 from taskdb import commands as c
 from taskdb.engine import growth
-from taskdb.model import Level, TaskFlag, TaskState
-from taskdb.rules import LOOP, Layer, Rule
-from taskdb.store.schema import Table
-from tests.support.engine_world import World
-
-
-def grid(n: int) -> Rule:
-    """x[i, j] -> y[j], over all i -> z, over all j."""
-    return Rule(
-        (n, n),
-        [
-            Layer(b"x", (1, 0), (), [b"x ", 1, 0]),
-            Layer(b"y", (0,), (0,), [b"y ", 0, b":", [LOOP, 1, 1, [1, b","]]]),
-            Layer(b"z", (), (1,), [b"z"]),
-        ],
-    )
-
-
-def anomaly(n: int) -> Rule:
-    """x[i, j] -> mean[j] -> x[i, j] - mean[j]."""
-    x = Layer(b"x", (0, 1), (), [b"x"])
-    return Rule((n, n), [x, Layer(b"m", (0,), (0,), [b"m"]), Layer(b"a", (0, 1), (0, 1), [b"a"])])
-
-
-def tree(n: int, by: int) -> Rule:
-    """A tree of sums, `by` at a time."""
-    layers = [Layer(b"x", (0,), (), [b"x"])]
-    factor = 1
-    while factor < n:
-        factor *= by
-        layers.append(
-            Layer(b"%d-" % factor, (0,), (len(layers) - 1,), [b"+", 0, b":", [LOOP, 0, factor // by, [0, b","]]], factors=(factor,))
-        )
-    return Rule((n,), layers)
-
-
-class Grown(World):
-    def __init__(self) -> None:
-        super().__init__()
-        self.order: list[bytes] = []
-        self.forgotten: dict[str, int] = {}
-
-    def note(self, result: c.Result) -> c.Result:
-        for count in result.forgotten:
-            self.forgotten[count.group] = self.forgotten.get(count.group, 0) + count.count
-        return result
-
-    def submit(self, name: str, rule: Rule, outputs: list[tuple[int, int]], want: bool = True, seal: bool = True) -> c.Result:
-        command = c.AddRule(
-            name,
-            0,
-            rule.write(),
-            [f"{name}{i}" for i in range(len(rule.layers))],
-            [],
-            [layer for layer, _ in outputs],
-            [element for _, element in outputs],
-            [int(TaskFlag.WANTED) if want else 0] * len(outputs),
-            [0] * len(outputs),
-        )
-        return self.note(self.do(c.BeginGraph(name, "client", 0.0, 0.0), command, *([c.SealGraph(name)] if seal else [])))
-
-    def grow(self) -> bool:
-        txn = self.store.write()
-        result, more = self.engine.grow(txn)
-        txn.commit()
-        self.note(result)
-        self.check()
-        return more
-
-    def settle(self) -> None:
-        while self.grow():
-            pass
-        for result in self.drain():
-            self.note(result)
-
-    def take(self, count: int) -> list[c.Lease]:
-        self.settle()
-        txn = self.store.write()
-        leases, _ = self.engine.lease(txn, count, count)
-        txn.commit()
-        self.check()
-        return leases
-
-    def finish_ids(self, *ids: int) -> c.Result:
-        return self.note(self.do(c.Report(ids, [Level.MEMORY] * len(ids), [8] * len(ids))))
-
-    def run(self, threads: int = 3) -> None:
-        """Hand out and finish, until nothing more can run."""
-        while leases := self.take(threads):
-            for lease in leases:
-                self.order.append(lease.key)
-                self.finish_ids(lease.id)
-        self.settle()
-
-    def tasks(self) -> int:
-        with self.store.read() as txn:
-            from taskdb.engine.queries import status
-
-            return status(txn).tasks
+from taskdb.model import Level, TaskFlag
+from taskdb.rules import Layer, Rule
+from tests.support.grown_world import Grown, anomaly, grid, tree
 
 
 @pytest.fixture(autouse=True)
@@ -420,73 +321,29 @@ def test_the_order_of_a_rule(rule: Rule) -> None:
     assert Rule.read(rule.write()).write() == rule.write()
 
 
-def crash(world: Grown) -> None:
-    """What was told since the last commit is told again by the scheduler; here: leases of tasks made in a transaction that was lost."""
-    txn = world.store.write()
-    world.engine.grow(txn)
-    leases, _ = world.engine.lease(txn, 2, 2)
-    txn.abort()
-    if leases:
-        world.note(world.do(c.Report([lease.id for lease in leases], [Level.HELD] * len(leases))))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_anything_may_happen(seed: int) -> None:
-    """Failures, losses, crashes, new schedulers, clients that come and go, at random: every step keeps all rules, and nothing is left."""
-    chance = random.Random(seed)
-    world = Grown()
-    total: Counter[str] = Counter()
-    clients = ("client", "other")
-    names: list[str] = []
-    outputs: list[bytes] = []
-
-    def held(level: TaskState) -> list[int]:
-        with world.store.read() as txn:
-            return [int.from_bytes(key) for key, data in txn.scan(Table.TASKS) if data[0] == level]
-
-    def submit() -> None:
-        n = chance.randint(1, 6)
-        rule = chance.choice([grid(n), anomaly(n), tree(chance.randint(1, 30), chance.randint(2, 5))])
-        last = len(rule.layers) - 1
-        name = f"g{len(names)}"
-        names.append(name)
-        world.submit(name, rule, [(last, element) for element in range(rule.counts[last])], seal=False)
-        assert not world.refused
-        if chance.random() < 0.8:
-            world.note(world.do(c.SealGraph(name)))
-        for layer, count in enumerate(rule.counts):
-            total[f"{name}{layer}"] += count
-        outputs.extend(rule.key(last, rule.indices(last, element)) for element in range(rule.counts[last]))
-
-    submit()
-    for _ in range(60):
-        match chance.randrange(14):
-            case 0 if len(names) < 3:
-                submit()
-            case 1 | 2 | 3:
-                world.take(chance.randint(1, 5))
-            case 4 | 5 | 6 | 7 if ids := held(TaskState.PROCESSING):
-                world.finish_ids(*chance.sample(ids, min(len(ids), 3)))
-            case 8 if ids := held(TaskState.MEMORY):
-                world.note(world.do(c.Report([chance.choice(ids)], [Level.OUT])))
-            case 9 if (ids := held(TaskState.PROCESSING)) and chance.random() < 0.3:
-                world.note(world.do(c.Fail(chance.choice(ids), b"payload", "no luck")))
-            case 10:
-                world.note(world.do(c.Retry([chance.choice(outputs)])))
-            case 11 if chance.random() < 0.3:
-                world.begin_epoch()
-                world.note(world.do(c.EndRecovery()))
-            case 12:
-                world.note(world.do(c.Want(chance.choice(clients), [chance.choice(outputs)])))
-                if chance.random() < 0.3:
-                    world.note(world.do(c.Unwant(chance.choice(clients), [chance.choice(outputs)])))
-            case 13:
-                crash(world)
-    for client in clients:
-        world.note(world.do(c.DropClient(client)))
-    for name in names:
-        world.note(world.do(c.AbortGraph(name)))
+def test_an_output_of_an_aborted_rule_that_another_needs(world: Grown) -> None:
+    """Its turn never comes: what it is computed from is made for it."""
+    world.submit("g", grid(3), [(2, 0)], seal=False)
+    add = c.AddTasks("f", 0, [b"z", b"f"], [b"", b"f"], [int(TaskFlag.EXTERNAL), 1], [0, 1], [0], [1, 0], new_groups=["f"])
+    world.note(world.do(c.BeginGraph("f", "other", 0.0, 0.0), add, c.SealGraph("f")))
+    world.note(world.do(c.AbortGraph("g")))
+    world.run()
+    assert world.state("f") == "memory"
+    assert len(world.order) == 14
+    world.note(world.do(c.DropClient("other")))
     world.settle()
     assert world.tasks() == 0
-    with world.store.read() as txn:
-        assert txn.count(Table.GRAPHS) == txn.count(Table.RULES) == txn.count(Table.GROWTH) == txn.count(Table.RUNS) == 0
+    assert world.forgotten == {"g0": 9, "g1": 3, "g2": 1, "f": 1}
+
+
+def test_an_output_that_was_leased_before_a_crash_undid_its_turn(world: Grown) -> None:
+    """Its turn comes with the report: what depends on it hears of it."""
+    rule = grid(2)
+    world.submit("g", rule, [(0, element) for element in range(4)] + [(2, 0)])
+    x = world.id("x\0\0")
+    add = c.AddTasks("f", 0, [b"x\0\0", b"f"], [b"", b"f"], [int(TaskFlag.EXTERNAL), 1], [0, 1], [0], [1, 0], new_groups=["f"])
+    world.note(world.do(c.BeginGraph("f", "other", 0.0, 0.0), add, c.SealGraph("f")))
+    world.finish_ids(x)
+    world.run()
+    assert b"x\0\0" not in world.order
+    assert [world.state("f"), world.state("z")] == ["memory", "memory"]

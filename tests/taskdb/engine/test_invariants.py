@@ -10,7 +10,7 @@ from taskdb.engine.invariants import RULES, violations
 from taskdb.engine.work import Todo
 from taskdb.model import TaskFlag
 from taskdb.store.base import WriteTxn
-from taskdb.store.codec import PARKED, Growth, decode_task, encode_growth, encode_task
+from taskdb.store.codec import PARKED, Growth, decode_task, encode_dropped, encode_growth, encode_task
 from taskdb.store.schema import TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
 from tests.support.engine_world import World
 
@@ -68,6 +68,7 @@ def put(table: Table, key: bytes, value: bytes) -> Callable[[WriteTxn], None]:
         ("graphs", change(state=6)),
         ("residents", change(flags=int(TaskFlag.DATA))),
         ("growths", put(Table.GROWTH, U64.pack(99), encode_growth(Growth(0, 1, [0])))),
+        ("dropped", put(Table.DROPPED, ONE, encode_dropped([1]))),
     ],
 )
 def test_damage_is_found(rule: str, damage: Callable[[WriteTxn], None]) -> None:

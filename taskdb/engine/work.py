@@ -230,12 +230,10 @@ class Work:
     # ---------------------------------------------------------------------------------------------------- graphs, clients
 
     def graph(self, graph_id: int) -> GraphRecord | None:
-        graphs = self._graphs
-        if graph_id in graphs:
-            return graphs[graph_id]
-        data = self.txn.get(Table.GRAPHS, U64.pack(graph_id))
-        graph = graphs[graph_id] = decode_graph(graph_id, data) if data is not None else None
-        return graph
+        if graph_id not in self._graphs:
+            data = self.txn.get(Table.GRAPHS, U64.pack(graph_id))
+            self._graphs[graph_id] = decode_graph(graph_id, data) if data is not None else None
+        return self._graphs[graph_id]
 
     def known_graph(self, graph_id: int) -> GraphRecord:
         graph = self._graphs.get(graph_id) or self.graph(graph_id)
@@ -275,12 +273,10 @@ class Work:
 
     def growth(self, graph_id: int) -> Growth | None:
         """How far the rule of a graph has been carried out; None if it has none, or that is done."""
-        growths = self._growths
-        if graph_id in growths:
-            return growths[graph_id]
-        data = self.txn.get(Table.GROWTH, U64.pack(graph_id))
-        growth = growths[graph_id] = decode_growth(data) if data is not None else None
-        return growth
+        if graph_id not in self._growths:
+            data = self.txn.get(Table.GROWTH, U64.pack(graph_id))
+            self._growths[graph_id] = decode_growth(data) if data is not None else None
+        return self._growths[graph_id]
 
     def add_growth(self, graph_id: int, growth: Growth) -> None:
         # At once, because growing graphs are looked up in the table.
@@ -318,12 +314,10 @@ class Work:
         return self.rule(self.known_graph(task.graph)).rule.spec(*RULE_PLACE.unpack(data))
 
     def client(self, client_id: int) -> ClientRecord | None:
-        clients = self._clients
-        if client_id in clients:
-            return clients[client_id]
-        data = self.txn.get(Table.CLIENTS, U64.pack(client_id))
-        client = clients[client_id] = decode_client(client_id, data) if data is not None else None
-        return client
+        if client_id not in self._clients:
+            data = self.txn.get(Table.CLIENTS, U64.pack(client_id))
+            self._clients[client_id] = decode_client(client_id, data) if data is not None else None
+        return self._clients[client_id]
 
     def add_client(self, client: ClientRecord) -> None:
         self.txn.put(Table.CLIENTS, U64.pack(client.id), encode_client(client))

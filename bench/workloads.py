@@ -169,6 +169,24 @@ def map_blocks(tasks: int) -> Job:
     return Job(run, lambda: np.full((tasks, 1), 2.0))
 
 
+@_workload("persisted", "ten collections persisted one after the other and kept, a small result a task")
+def persisted(tasks: int) -> Job:
+    import dask.array as da
+    import numpy as np
+
+    chunks = max(1, tasks // 10)
+    kept = [da.full((chunks,), i, chunks=1).map_blocks(inc, dtype=float) for i in range(10)]
+
+    def run(client: Client, fetch: bool) -> list[Future]:
+        futures: list[Future] = []
+        for y in kept:
+            futures.extend(futures_of(client.persist(y)))
+            settle(futures[-chunks:])
+        return futures
+
+    return Job(run, lambda: np.repeat(np.arange(10.0) + 1, chunks)[:, None])
+
+
 @_workload("anom-mean", "group by day, mean, subtract from each day, mean (xarray)")
 def anom_mean(tasks: int) -> Job:
     import dask.array as da

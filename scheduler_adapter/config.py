@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class AdapterConfig:
 
         window = read("window", _whole, "a number of tasks", 0)
         if found["warm"] is None:
-            found["warm"] = window // 2
+            found["warm"] = sys.maxsize
         return cls(
             url=found["url"],
             data=found["data"],

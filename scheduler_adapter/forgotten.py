@@ -76,3 +76,4 @@ class Forgotten:
             while self._later and self._later[0][0] <= durable:
                 ready.append(self._later.popleft()[1])
             pager.residency.release(ready)
+            pager.cooling.release([resident.id for resident in ready if resident.task is None])  # it went cold meanwhile

@@ -279,6 +279,11 @@ def ingest_pid(dask_scheduler: Any) -> int:
     return dask_scheduler.taskdb.ingest.pid
 
 
+def all_is_on_disk(dask_scheduler: Any) -> bool:
+    session = dask_scheduler.taskdb.session
+    return bool(session.durable_seq >= session.last_seq)
+
+
 def left_behind(dask_scheduler: Any) -> dict[str, Any]:
     """What a scheduler without work should not have."""
     found = {

@@ -173,6 +173,8 @@ def test_what_took_effect_is_not_said_again(tmp_path: Path, window: int | None) 
     # So the scheduler does not hear for seconds that anything is on disk, and acknowledges nothing.
     late = ("--commit-interval-ms", "10000")
     with Cluster(tmp_path, window=window, workers=1, worker_args=(SURVIVES,), serve=late) as cluster, returning(cluster.address) as client:
+        # What comes now has all of that time.
+        until(lambda: client.run_on_scheduler(f.all_is_on_disk), "what was said so far is on disk")
         fired = client.submit(f.count_run, str(runs), 1, key="fired")
         fire_and_forget(fired)
         del fired

@@ -284,6 +284,11 @@ def all_is_on_disk(dask_scheduler: Any) -> bool:
     return bool(session.durable_seq >= session.last_seq)
 
 
+def all_is_answered(dask_scheduler: Any) -> bool:
+    pager = dask_scheduler.taskdb.pager
+    return pager._flush is None and not pager.session.in_flight
+
+
 def left_behind(dask_scheduler: Any) -> dict[str, Any]:
     """What a scheduler without work should not have."""
     found = {

@@ -180,6 +180,7 @@ def test_what_took_effect_is_not_said_again(tmp_path: Path, window: int | None) 
         del fired
         kept = client.submit(f.count_run, str(runs), 2, key="kept")
         assert kept.result(timeout=PATIENCE_SECONDS) == 2
+        until(lambda: client.run_on_scheduler(f.all_is_answered), "the daemon has taken in all of it")
         kill(cluster, client)
         if len(client.taskdb.outbox) != 3:
             pytest.skip("this machine took longer than the daemon waits")

@@ -16,7 +16,7 @@ from taskdb.commands import Added, AddRule, AddTasks
 from taskdb.engine.again import answer_again
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
 from taskdb.engine.newcomers import expect_less, link, meet, place, tell_one
-from taskdb.engine.refs import find_key, look_up, unmade
+from taskdb.engine.refs import find_key, look_up, rule_place, unmade
 from taskdb.engine.ruled import new_ruled
 from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
@@ -36,7 +36,7 @@ from taskdb.store.codec import (
     decode_graph,
     decode_growth,
 )
-from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Meta, Table
+from taskdb.store.schema import U64_PAIR, Meta, Table
 
 _WANTED = int(TaskFlag.WANTED)
 #: Indices of tasks that were made, in RUNS: behind those that came.
@@ -266,7 +266,7 @@ def made(work: Work, task_id: int) -> TaskRecord | None:
         if task is not None:
             if task.graph != graph.id:
                 continue
-            number = stored.rule.number(*RULE_PLACE.unpack(work.txn.get(Table.SPECS, U64.pack(task_id)) or b""))
+            number = stored.rule.number(*rule_place(work.txn, task_id))
         if growth.emitted <= number < stored.rule.tasks:
             grow(work, graph, number + 1 - growth.emitted)
             return work.task(task_id)

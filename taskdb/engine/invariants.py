@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from taskdb.engine.refs import client_name
+from taskdb.engine.refs import client_name, rule_place
 from taskdb.engine.work import Todo
 from taskdb.model import ACTIVE, TaskFlag, TaskState
 from taskdb.store.base import ReadTxn
@@ -32,7 +32,7 @@ from taskdb.store.codec import (
     decode_task,
     queue_of,
 )
-from taskdb.store.schema import GRAPH_PART, RANK_BYTES, RULE_PLACE, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
+from taskdb.store.schema import GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
 
 _COMING = (TaskState.WAITING, TaskState.QUEUED)
 
@@ -304,7 +304,7 @@ def growths(snap: Snapshot) -> Iterator[str]:
             yield f"graph {graph.id}: {growth.emitted} tasks are made, but the cursors are {growth.cursors}"
         for task in snap.tasks.values():
             if task.graph == graph.id and task.flags & RULED and not task.flags & UNGROWN:
-                layer, element = RULE_PLACE.unpack(snap.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+                layer, element = rule_place(snap.txn, task.id)
                 indices = rule.indices(layer, element)
                 if snap.txn.get(Table.NAMES, U64.pack(task.id)) != rule.key(layer, indices):
                     yield f"{_named(task)} has another key than its rule says"
@@ -326,7 +326,7 @@ def dropped(snap: Snapshot) -> Iterator[str]:
         if task.graph not in rules or not task.flags & RULED or task.flags & UNGROWN:
             continue
         rule = rules[task.graph].rule
-        layer, element = RULE_PLACE.unpack(snap.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+        layer, element = rule_place(snap.txn, task.id)
         live[task.graph, layer] += 1
         names = [snap.txn.get(Table.NAMES, U64.pack(dep)) for dep in snap.edges.get(task.id, ())]
         if names != [rule.key(*dep) for dep in rule.deps(layer, rule.indices(layer, element))] and (task.state in ACTIVE or names):

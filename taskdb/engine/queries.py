@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from taskdb.engine.refs import find_graph, find_key, next_run, unmade_by_group
+from taskdb.engine.refs import find_graph, find_key, next_run, rule_place, unmade_by_group
 from taskdb.errors import InvalidRequest
 from taskdb.limits import EXPLAIN_QUEUE_MAX, EXPLAIN_TASKS_MAX, LIST_SCAN_MAX, LIST_TASKS_MAX
 from taskdb.model import TaskState
@@ -33,7 +33,7 @@ from taskdb.store.codec import (
     decode_task,
     queue_of,
 )
-from taskdb.store.schema import GRAPH_PART, RULE_PLACE, U64, U64_PAIR, Meta, Table, meta_key
+from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Meta, Table, meta_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +162,16 @@ class _Reader:
         return self.txn.get(Table.NAMES, U64.pack(task_id)) or b""
 
     def spec(self, task: TaskRecord) -> bytes:
-        data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
-        return self._rule(task).spec(*RULE_PLACE.unpack(data)) if task.flags & RULED else data
+        if task.flags & RULED:
+            return self._rule(task).spec(*rule_place(self.txn, task.id))
+        return self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
 
     def dep_keys(self, task: TaskRecord) -> list[bytes]:
         if not task.flags & RULED:
             return [self.key(dep_id) for dep_id in self.deps(task.id)]
         # It may have been cut, or not been linked yet.
         rule = self._rule(task)
-        layer, element = RULE_PLACE.unpack(self.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+        layer, element = rule_place(self.txn, task.id)
         return [rule.key(*dep) for dep in rule.deps(layer, rule.indices(layer, element))]
 
     def _rule(self, task: TaskRecord) -> Rule:

@@ -19,7 +19,7 @@ from taskdb.store.codec import (
     decode_ids,
     decode_rule_head,
 )
-from taskdb.store.schema import U64, U64_PAIR, Table, digest
+from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Table, digest
 
 
 def _find(txn: ReadTxn, table: Table, name: bytes, matches: Callable[[int], bool]) -> int:
@@ -59,6 +59,12 @@ def look_up(txn: ReadTxn, key: bytes) -> KeyPlace:
 def find_key(txn: ReadTxn, key: bytes) -> int:
     """The id under a packed key, or 0."""
     return look_up(txn, key).id
+
+
+def rule_place(txn: ReadTxn, task_id: int) -> tuple[int, int]:
+    """Layer and element of a task of a rule."""
+    layer, element = RULE_PLACE.unpack(txn.get(Table.SPECS, U64.pack(task_id)) or b"")
+    return layer, element
 
 
 def find_graph(txn: ReadTxn, submission: str) -> int:

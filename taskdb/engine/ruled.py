@@ -6,7 +6,7 @@ undoes both for a task that is to run again, one level at a time: what it makes 
 
 from __future__ import annotations
 
-from taskdb.engine.refs import KeyPlace, look_up
+from taskdb.engine.refs import KeyPlace, look_up, rule_place
 from taskdb.engine.tables import new_task
 from taskdb.engine.work import Work
 from taskdb.model import TaskState
@@ -35,7 +35,7 @@ def restore(work: Work, task: TaskRecord) -> None:
     graph = work.known_graph(task.graph)
     stored = work.rule(graph)
     rule = stored.rule
-    layer, element = RULE_PLACE.unpack(work.txn.get(Table.SPECS, U64.pack(task.id)) or b"")
+    layer, element = rule_place(work.txn, task.id)
     if not rule.layers[layer].deps:
         return
     deps: list[int] = []

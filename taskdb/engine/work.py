@@ -11,7 +11,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
 from taskdb.commands import GroupCount, Result
-from taskdb.engine.refs import find_key
+from taskdb.engine.refs import find_key, rule_place
 from taskdb.errors import InvariantBroken
 from taskdb.limits import CACHE_TASKS_MAX, RULES_CACHE_MAX
 from taskdb.model import TaskState
@@ -42,7 +42,7 @@ from taskdb.store.codec import (
     encode_rule,
     encode_task,
 )
-from taskdb.store.schema import GRAPH_PART, RULE_PLACE, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
+from taskdb.store.schema import GRAPH_PART, TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
 
 _QUEUED = int(TaskState.QUEUED)
 _PROCESSING = int(TaskState.PROCESSING)
@@ -308,10 +308,9 @@ class Work:
                 self.count_forgotten(graph.id, self.rule(graph).first_group + layer, count)
 
     def spec(self, task: TaskRecord) -> bytes:
-        data = self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
-        if not task.flags & RULED:
-            return data
-        return self.rule(self.known_graph(task.graph)).rule.spec(*RULE_PLACE.unpack(data))
+        if task.flags & RULED:
+            return self.rule(self.known_graph(task.graph)).rule.spec(*rule_place(self.txn, task.id))
+        return self.txn.get(Table.SPECS, U64.pack(task.id)) or b""
 
     def client(self, client_id: int) -> ClientRecord | None:
         if client_id not in self._clients:

@@ -1,6 +1,6 @@
 """Cold results: finished tasks of paged graphs whose data one worker holds, and of which the scheduler has no task. Pure bookkeeping.
 
-To the database such a task is in memory and held. A row takes some 400 bytes, a task of stock ten times that; what many results have in
+To the database such a task is in memory and held. A row takes some 360 bytes, a task of stock ten times that; what many results have in
 common stands once, in their *kind*.
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,8 @@ class AdapterConfig:
     window: int
     #: Most leased tasks of paged graphs, before the number of threads is looked at.
     lookahead: int
-    #: Results of paged graphs that stay resident though nothing resident needs them.
-    warm: int
+    #: Results of paged graphs that stay resident though nothing resident needs them. None: all.
+    warm: int | None
     flush_interval_ms: float
     connect_timeout_seconds: float
     local_bytes: int
@@ -64,15 +63,12 @@ class AdapterConfig:
         def read(name: str, convert: Callable[[Any], Any], expected: str, least: float) -> Any:
             return _read(found, name, convert, expected, least)
 
-        window = read("window", _whole, "a number of tasks", 0)
-        if found["warm"] is None:
-            found["warm"] = sys.maxsize
         return cls(
             url=found["url"],
             data=found["data"],
-            window=window,
+            window=read("window", _whole, "a number of tasks", 0),
             lookahead=read("lookahead", _whole, "a number of tasks", 1),
-            warm=read("warm", _whole, "a number of results, or null", 0),
+            warm=None if found["warm"] is None else read("warm", _whole, "a number of results, or null", 0),
             flush_interval_ms=read("flush-interval", float, "a number of milliseconds", 0),
             connect_timeout_seconds=read("connect-timeout", _seconds, 'a number of seconds, or a text like "10s"', 0),
             local_bytes=read("local-bytes", _size, 'a number of bytes, or a text like "1 MiB"', 0),

@@ -33,7 +33,8 @@ LOOK_RESULTS = 1_000
 
 
 class Cooling(SchedulerPlugin):
-    """Lets the oldest results go cold while more than `warm_max` are resident. Keys are Dask's, unless they are called packed."""
+    """Lets the oldest results go cold while more than `warm_max` are resident; None: any number may be. Keys are Dask's, unless they are
+    called packed."""
 
     name = "taskdb-cold"
 
@@ -51,6 +52,8 @@ class Cooling(SchedulerPlugin):
         self.residency.ledger.elsewhere = self.table.has_group
 
     def install(self, undo: internals.Undo) -> None:
+        if self.warm_max is None:
+            return  # the table stays empty
         scheduler = self.scheduler
         dask_cold.answer_for(scheduler, undo, self)
         dask_cold.warm_before(scheduler, undo, self)
@@ -101,6 +104,8 @@ class Cooling(SchedulerPlugin):
 
     def finished(self, resident: Resident) -> None:
         """The result of a paged task is here."""
+        if self.warm_max is None:
+            return
         results = self.window.results
         results.pop(resident, None)
         results[resident] = None
@@ -123,6 +128,7 @@ class Cooling(SchedulerPlugin):
     def _look(self) -> None:
         self._timer = None
         results = self.window.results
+        assert self.warm_max is not None
         over = len(results) - self.warm_max
         if over <= 0:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import dask.order
 from dask._expr import FinalizeCompute
@@ -37,26 +37,20 @@ class _Submitted(BaseException):
     """What a job would have submitted first."""
 
 
-class _Capture(Client):
-    """Takes what a job submits, and ends it."""
+class _Capture:
+    """In the place of a client: takes the collection that a job submits, and ends the job."""
 
-    def __init__(self) -> None:  # not a client of anything
-        pass
-
-    def __del__(self) -> None:
-        pass
-
-    def compute(self, collection: Any, **kwargs: Any) -> Any:
+    def compute(self, collection: Any) -> Any:
         raise _Submitted(FinalizeCompute(collections_to_expr([collection])))
 
-    def persist(self, collection: Any, **kwargs: Any) -> Any:
+    def persist(self, collection: Any) -> Any:
         raise _Submitted(collections_to_expr([collection]))
 
 
 def submitted(workload: Workload, tasks: int) -> Any:
     """The first expression of a job, optimised; None if it submits something else than collections."""
     try:
-        workload.build(tasks).run(_Capture(), False)
+        workload.build(tasks).run(cast(Client, _Capture()), False)
     except _Submitted as found:
         return found.args[0].optimize()
     except AttributeError:

@@ -42,10 +42,8 @@ async def inputs_ready(pager: Pager, graph: Graph, waiter: str) -> bool:
                 asked = time.monotonic()
                 wanted.update(map(pack_key, missing))
                 for want in await pager.want(waiter, missing):
-                    if want.state is None and unpack_key(want.key) not in tasks:
-                        return True
-                    if want.state is TaskState.ERRED and unpack_key(want.key) not in tasks:
-                        return False
+                    if want.state in (None, TaskState.ERRED) and unpack_key(want.key) not in tasks:
+                        return want.state is None
             else:
                 await asyncio.sleep(LOOK_SECONDS)
             cooling.warm(missing)

@@ -88,8 +88,6 @@ class Pager(SchedulerPlugin):
         #: Keys wanted by FIRE_AND_FORGET that are not done.
         self.fire_and_forget = self.forgotten.keys
         self._not_idle = False
-        #: Nothing has been said yet.
-        self._silent = True
         self._pending: list[Command] = []
         self._credit_told: tuple[int, int] = (0, 0)
         self._flush: asyncio.Handle | None = None
@@ -155,8 +153,7 @@ class Pager(SchedulerPlugin):
                 leased=len(self.window.leased),
                 lookahead=self.config.lookahead,
             )
-        if commands or self._silent or ((self.backlog or self.holding) and told != self._credit_told):
-            self._silent = False
+        if commands or not session.last_seq or ((self.backlog or self.holding) and told != self._credit_told):
             self._credit_told = told
             commands.append(Credit(*told, session.leases_seen))
             seq = session.send(commands)

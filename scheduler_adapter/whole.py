@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from distributed.scheduler import Scheduler
@@ -34,10 +35,8 @@ class Wholes:
     def __init__(self, scheduler: Scheduler, pager: Pager):
         self.scheduler = scheduler
         self.pager = pager
-        #: Graphs that were asked for and have not come.
-        self._asked: set[str] = set()
-        #: How long the inputs of each are waited for.
-        self._patience_seconds: dict[str, float] = {}
+        #: Graphs that were asked for and have not come, and how long the inputs of each will be waited for, seconds.
+        self._asked: dict[str, float] = {}
         pager.on_whole = self._taken
 
     def take(self, graph: pb.StoredGraph) -> None:
@@ -45,45 +44,39 @@ class Wholes:
         submission = Submission(graph.submission, graph.client, followed=True, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
         self.pager.residency.begins(submission)
         self.pager.coming_whole.add(graph.submission)
-        self._ask(graph.submission)
+        self._ask(graph.submission, AGAIN_SECONDS)
 
-    def _ask(self, submission: str) -> None:
-        self._asked.add(submission)
+    def _ask(self, submission: str, patience_seconds: float) -> None:
+        self._asked[submission] = patience_seconds
         self.pager.send(TakeWhole(submission), urgent=True)
 
     def _taken(self, whole: TakenWhole) -> None:
-        if whole.submission not in self._asked:
+        patience_seconds = self._asked.pop(whole.submission, 0.0)
+        if not patience_seconds:
             return  # said again: the daemon died before it was on disk
-        self._asked.discard(whole.submission)
         logger.info("taskdb: %d tasks of graph %s begin anew", len(whole.leases), whole.submission)
         if whole.leases:
             internals.graph_update_begins(self.scheduler)
-            internals.in_background(self.scheduler, self._take_in, whole)
+            internals.in_background(self.scheduler, self._take_in, whole, patience_seconds)
         else:
             self.pager.coming_whole.discard(whole.submission)
 
-    async def _take_in(self, whole: TakenWhole) -> None:
-        """Once all it needs from elsewhere is resident."""
+    async def _take_in(self, whole: TakenWhole, patience_seconds: float) -> None:
+        """Once all it needs from elsewhere is resident. If that takes too long it is asked for again."""
         residency = self.pager.residency
         own = {lease.id for lease in whole.leases}
         elsewhere = {dep for lease in whole.leases for dep in lease.deps if dep not in own}
-        loop = asyncio.get_running_loop()
-        patience = self._patience_seconds.get(whole.submission, AGAIN_SECONDS)
-        deadline = loop.time() + patience
-        comes = True
+        deadline = time.monotonic() + patience_seconds
         try:
-            while comes and any((r := residency.by_id(dep)) is None or r.task is None or r.stub for dep in elsewhere):
+            while any((r := residency.by_id(dep)) is None or r.task is None or r.stub for dep in elsewhere):
+                if time.monotonic() > deadline:
+                    self._ask(whole.submission, 2 * patience_seconds)
+                    return
                 await asyncio.sleep(LOOK_SECONDS)
-                comes = loop.time() < deadline
         finally:
             internals.graph_update_ends(self.scheduler)
-            if comes:
-                self.pager.coming_whole.discard(whole.submission)
-        if comes:
-            self._create(whole)
-        else:
-            self._patience_seconds[whole.submission] = 2 * patience
-            self._ask(whole.submission)
+        self.pager.coming_whole.discard(whole.submission)
+        self._create(whole)
 
     def _create(self, whole: TakenWhole) -> None:
         scheduler, residency = self.scheduler, self.pager.residency

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import Client
 
 from taskdb.wire.reader import Client as Reader
 from tests.e2e import functions
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, until
 
 #: Everything paged, and the default window.
 REGIMES = {"paged": 0, "default": None}
@@ -32,6 +33,19 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def window(request: pytest.FixtureRequest) -> int | None:
     """For tests that need a cluster of their own."""
     return REGIMES[request.param]
+
+
+@pytest.fixture(params=[0, 50], ids=["paged", "small"])
+def few(request: pytest.FixtureRequest) -> int:
+    """A window that graphs of a hundred tasks do not fit."""
+    return int(request.param)
+
+
+@pytest.fixture
+def clients_return() -> Iterator[None]:
+    """Clients made here outlive their scheduler."""
+    with dask.config.set({"distributed.client.preload": ["scheduler_adapter.client"]}):
+        yield
 
 
 @pytest.fixture
@@ -70,6 +84,7 @@ def nothing_is_left(cluster: Cluster) -> None:
         while tasks := list(reader.list_tasks(limit=5).tasks):
             assert time.monotonic() < deadline, f"left behind in the database: {tasks}"
             time.sleep(0.05)
+        until(lambda: not reader.status().graphs, "nothing is left of any graph in the database")
     assert cluster.faults() == []
 
 

@@ -41,20 +41,9 @@ def begun(cluster: Cluster) -> bool:
 
 
 @pytest.fixture(scope="module", params=list(REGIMES))
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp(request.param), window=REGIMES[request.param], env=ENV) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[Client]:
-    with Client(cluster.address) as client:
-        yield client
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
 
 
 def test_the_first_tasks_run_before_the_last_have_come(tmp_path: Path, gate: Path, cluster: Cluster, client: Client) -> None:

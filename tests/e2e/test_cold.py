@@ -13,7 +13,6 @@ from dask.delayed import Delayed
 from distributed import Client, Future, Queue, Variable, futures_of, wait
 
 from tests.e2e import functions as f
-from tests.e2e.conftest import nothing_is_left
 from tests.support.cluster import Cluster, until
 
 pytestmark = pytest.mark.e2e
@@ -29,17 +28,6 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(f"cold-{request.param}")
     with Cluster(folder, window=request.param, env={"DASK_TASKDB__WARM": str(WARM)}) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def cluster(shared: Cluster) -> Iterator[Cluster]:
-    shared.faults()
-    yield shared
-    try:
-        nothing_is_left(shared)
-    except BaseException:
-        shared.start_anew()
-        raise
 
 
 @pytest.fixture

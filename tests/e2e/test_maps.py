@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
 from dask.delayed import delayed
 from distributed import CancelledError, Client, wait
 
-from taskdb.wire.reader import Client as Reader
 from tests.e2e import functions as f
+from tests.e2e.conftest import nothing_is_left
 from tests.support.cluster import PATIENCE_SECONDS, Cluster, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("clients_return")]
 
-#: Graphs of these tests do not fit a window of so many tasks.
-WINDOWS = {"paged": 0, "small": 50}
 ENV = {"DASK_TASKDB__LOCAL_TASKS": "20", "DASK_TASKDB__CLIENTS_RETURN": "5s"}
 TASKS = 300
 
 
-@pytest.fixture(params=list(WINDOWS))
-def few(request: pytest.FixtureRequest) -> int:
-    return WINDOWS[request.param]
-
-
-@pytest.fixture(autouse=True)
-def our_preload() -> Iterator[None]:
-    """Clients made here outlive their scheduler."""
-    with dask.config.set({"distributed.client.preload": ["scheduler_adapter.client"]}):
-        yield
-
-
 def runs(path: Path) -> int:
     return len(path.read_text().split()) if path.exists() else 0
-
-
-def nothing_left(cluster: Cluster, client: Client) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := client.run_on_scheduler(f.left_behind):
-        assert time.monotonic() < deadline, f"left behind in the scheduler: {left}"
-        time.sleep(0.05)
-    with Reader(cluster.url) as reader:
-        until(lambda: not reader.list_tasks(limit=5).tasks, "nothing is left in the database")
-    assert client.run_on_scheduler(f.group_negatives) == []
-    assert cluster.faults() == []
 
 
 def test_results(tmp_path: Path, few: int) -> None:
@@ -67,7 +39,7 @@ def test_results(tmp_path: Path, few: int) -> None:
         assert client.gather(equal) == [2, 3] * (TASKS // 2)
         assert client.gather(lists) == [3 * i + 3 for i in range(TASKS)]
         del plain, used, words, equal, lists
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
 def test_the_same_keys_twice(tmp_path: Path, few: int) -> None:
@@ -84,7 +56,7 @@ def test_the_same_keys_twice(tmp_path: Path, few: int) -> None:
         assert one.gather(third) == results
         assert runs(path) == TASKS
         del second, third
-        nothing_left(cluster, one)
+        nothing_is_left(cluster)
 
 
 def test_cancelled_half_way(tmp_path: Path, few: int) -> None:
@@ -100,7 +72,7 @@ def test_cancelled_half_way(tmp_path: Path, few: int) -> None:
         wait(again, timeout=120)
         assert {future.status for future in again} == {"finished"}
         del again
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
 def test_an_error(tmp_path: Path, few: int) -> None:
@@ -110,7 +82,7 @@ def test_an_error(tmp_path: Path, few: int) -> None:
         assert Counter(future.status for future in futures) == {"finished": TASKS, "error": 1}
         assert type(futures[-1].exception()) is TypeError
         del futures
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
 def blocks(path: Path) -> Any:
@@ -143,4 +115,4 @@ def test_killed_half_way(tmp_path: Path, few: int, who: str) -> None:
         assert runs(path) == TASKS
         assert runs(other) == 160
         del futures, graph
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -16,25 +13,12 @@ from distributed import CancelledError, Client, wait
 
 from taskdb.wire.reader import Client as Reader
 from tests.e2e import functions as f
+from tests.e2e.conftest import nothing_is_left
 from tests.support.cluster import PATIENCE_SECONDS, Cluster, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("clients_return")]
 
-#: Graphs of these tests do not fit a window of so many tasks.
-WINDOWS = {"paged": 0, "small": 50}
 ENV = {"DASK_TASKDB__RULE_TASKS": "100", "DASK_TASKDB__LOCAL_TASKS": "100", "DASK_TASKDB__CLIENTS_RETURN": "5s"}
-
-
-@pytest.fixture(params=list(WINDOWS))
-def rules(request: pytest.FixtureRequest) -> int:
-    return WINDOWS[request.param]
-
-
-@pytest.fixture(autouse=True)
-def our_preload() -> Iterator[None]:
-    """Clients made here outlive their scheduler."""
-    with dask.config.set({"distributed.client.preload": ["scheduler_adapter.client"]}):
-        yield
 
 
 def contract(y: da.Array, i: str, o: str) -> da.Array:
@@ -56,41 +40,29 @@ def unmade(cluster: Cluster) -> int:
         return sum(graph.unmade for graph in reader.status().graphs)
 
 
-def nothing_left(cluster: Cluster, client: Client) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := client.run_on_scheduler(f.left_behind):
-        assert time.monotonic() < deadline, f"left behind in the scheduler: {left}"
-        time.sleep(0.05)
-    with Reader(cluster.url) as reader:
-        until(lambda: not reader.list_tasks(limit=5).tasks, "nothing is left in the database")
-        assert not reader.status().graphs
-    assert client.run_on_scheduler(f.group_negatives) == []
-    assert cluster.faults() == []
-
-
-def test_it_runs_and_is_gone(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+def test_it_runs_and_is_gone(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         one = client.compute(contract(cube(6, tmp_path / "runs", 0.01), "k", ""))
         until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run", patience=2 * PATIENCE_SECONDS)
         assert one.result(timeout=120) == 216
         assert set(runs(tmp_path / "runs").values()) == {1}
         del one
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
-def test_many_results_are_wanted_and_used(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+def test_many_results_are_wanted_and_used(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         kept = client.persist(cube(6, tmp_path / "runs"))
         total = client.compute(kept.sum())
         assert total.result(timeout=120) == 216
         np.testing.assert_array_equal(client.compute(kept).result(timeout=60), np.full(6, 36.0))
         assert set(runs(tmp_path / "runs").values()) == {1}
         del kept, total
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
-def test_the_same_from_two_clients(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as one, Client(cluster.address) as two:
+def test_the_same_from_two_clients(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as one, Client(cluster.address) as two:
         array = cube(6, tmp_path / "runs", 0.005)
         first = one.compute(array)
         until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run", patience=2 * PATIENCE_SECONDS)
@@ -101,32 +73,32 @@ def test_the_same_from_two_clients(tmp_path: Path, rules: int) -> None:
         np.testing.assert_array_equal(second.result(timeout=120), np.full(6, 36.0))
         assert set(runs(tmp_path / "runs").values()) == {1}
         del second
-        nothing_left(cluster, one)
+        nothing_is_left(cluster)
 
 
-def test_given_up_half_way(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+def test_given_up_half_way(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(20, tmp_path / "runs", 0.01))
         until(lambda: len(runs(tmp_path / "runs")) > 20, "some have run", patience=2 * PATIENCE_SECONDS)
         assert unmade(cluster) > 0
         client.cancel(future)
         with pytest.raises(CancelledError):
             future.result(timeout=60)
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
         assert len(runs(tmp_path / "runs")) < 8000
 
 
-def test_an_error_reaches_the_client(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+def test_an_error_reaches_the_client(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(6, tmp_path / "runs", fails=(3, 2, 5)))
         with pytest.raises(ValueError, match="one block is bad"):
             future.result(timeout=120)
         future.release()  # what was raised refers to it
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
-def test_progress_counts_what_is_not_made(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+def test_progress_counts_what_is_not_made(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(16, tmp_path / "runs", 0.01))
         until(lambda: len(runs(tmp_path / "runs")) > 10, "some have run", patience=2 * PATIENCE_SECONDS)
         totals = {name: sum(counts.values()) for name, counts in client.run_on_scheduler(f.group_counts).items()}
@@ -134,13 +106,13 @@ def test_progress_counts_what_is_not_made(tmp_path: Path, rules: int) -> None:
         assert unmade(cluster) > 0
         client.cancel(future)
         del future
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
 @pytest.mark.parametrize("who", ["scheduler", "daemon"])
-def test_killed_half_way(tmp_path: Path, rules: int, who: str) -> None:
+def test_killed_half_way(tmp_path: Path, few: int, who: str) -> None:
     """Nothing that was finished runs again, and what is not made yet is made by the next."""
-    with Cluster(tmp_path, window=rules, survive=True, env=ENV) as cluster, Client(cluster.address) as client:
+    with Cluster(tmp_path, window=few, survive=True, env=ENV) as cluster, Client(cluster.address) as client:
         future = client.compute(cube(9, tmp_path / "runs", 0.02))
         for part in (0.1, 0.3, 0.6):
             until(lambda part=part: len(runs(tmp_path / "runs")) > part * 729, "some are done", patience=2 * PATIENCE_SECONDS)
@@ -152,12 +124,12 @@ def test_killed_half_way(tmp_path: Path, rules: int, who: str) -> None:
         np.testing.assert_array_equal(future.result(timeout=180), np.full(9, 81.0))
         assert {place: count for place, count in runs(tmp_path / "runs").items() if count > 1} == {}
         del future
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
-def test_a_worker_is_killed_when_early_results_were_dropped(tmp_path: Path, rules: int) -> None:
+def test_a_worker_is_killed_when_early_results_were_dropped(tmp_path: Path, few: int) -> None:
     """What it held of a tree of sums is computed again from tasks that were no more in the database."""
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster, Client(cluster.address) as client:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster, Client(cluster.address) as client:
         blocks = da.ones((1000,), chunks=1).map_blocks(f.count_block, str(tmp_path / "runs"), 0.005, dtype=float)
         future = client.compute(blocks.sum(split_every=8))
         until(lambda: len(runs(tmp_path / "runs")) > 600, "most have run", patience=2 * PATIENCE_SECONDS)
@@ -170,11 +142,11 @@ def test_a_worker_is_killed_when_early_results_were_dropped(tmp_path: Path, rule
         with Reader(cluster.url) as reader:
             until(lambda: [graph.tasks for graph in reader.status().graphs] == [2], "only the output, and what uses it, is left")
         del future
-        nothing_left(cluster, client)
+        nothing_is_left(cluster)
 
 
-def test_everything_killed(tmp_path: Path, rules: int) -> None:
-    with Cluster(tmp_path, window=rules, env=ENV) as cluster:
+def test_everything_killed(tmp_path: Path, few: int) -> None:
+    with Cluster(tmp_path, window=few, env=ENV) as cluster:
         with Client(cluster.address) as client:
             kept = client.persist(cube(8, tmp_path / "runs", 0.01))
             client.publish_dataset(kept=kept)
@@ -191,4 +163,4 @@ def test_everything_killed(tmp_path: Path, rules: int) -> None:
             client.unpublish_dataset("kept")
             wait([])
             del again
-            nothing_left(cluster, client)
+            nothing_is_left(cluster)

@@ -9,23 +9,14 @@ import msgpack
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import endings, growth, queries, recovery, transitions
+from taskdb.engine import endings, queries, recovery, transitions
 from taskdb.engine.refs import dropped_by_group, find_graph, find_key
 from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.rules import Layer, Rule
 from taskdb.store.schema import Table
 from tests.support.grown_world import Grown, anomaly, grid, tree
 
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROW_TASKS", 5)
-    monkeypatch.setattr(growth, "GROW_QUEUED", 3)
-
-
-@pytest.fixture
-def world() -> Grown:
-    return Grown()
+pytestmark = pytest.mark.usefixtures("few_at_a_time")
 
 
 def key(name: str, *indices: int) -> bytes:

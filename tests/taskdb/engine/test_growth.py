@@ -11,16 +11,7 @@ from taskdb.model import Level, TaskFlag
 from taskdb.rules import Layer, Rule
 from tests.support.grown_world import Grown, anomaly, grid, tree
 
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROW_TASKS", 5)
-    monkeypatch.setattr(growth, "GROW_QUEUED", 3)
-
-
-@pytest.fixture
-def world() -> Grown:
-    return Grown()
+pytestmark = pytest.mark.usefixtures("few_at_a_time")
 
 
 def test_all_tasks_run_once_in_order(world: Grown) -> None:

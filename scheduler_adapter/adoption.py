@@ -59,7 +59,7 @@ class Adoption:
             scheduler.report_on_key(ts=ts, client=client)
         if resident.paged:
             residency.cooling.finished(resident)
-        if FIRE_AND_FORGET in lease.clients:
+        if FIRE_AND_FORGET in lease.clients or key in self.pager.fire_and_forget:
             self.pager.forgotten.end(key)
         return True
 
@@ -75,11 +75,13 @@ class Adoption:
             return False
         deps = residency.dependencies(lease)
         complete = deps is not None and all(dep.task.state == "memory" for dep in deps)
-        is_over = failed and lease.retries <= 0
+        spec, annotations = residency.spec(lease)
+        # None is stored before its first failure: then it is what its graph says.
+        retries = lease.retries if lease.retries >= 0 else annotations.get("retries", 0)
+        is_over = failed and retries <= 0
         if not (complete or is_over) or ws not in scheduler.running:
             residency.give_back(lease, Level.HELD)
             return False
-        spec, annotations = residency.spec(lease)
         ts = residency.enter(key, lease, resident, spec, annotations)
         internals.relink(ts, [dep.task for dep in deps or ()] if complete else [])
         internals.observe(scheduler, [ts], None, ())

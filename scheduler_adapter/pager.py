@@ -89,7 +89,8 @@ class Pager(SchedulerPlugin):
         self.fire_and_forget = self.forgotten.keys
         self._not_idle = False
         self._pending: list[Command] = []
-        self._credit_told: tuple[int, int] = (0, 0)
+        #: What was last said: ready, total, leases seen.
+        self._credit_told = (0, 0, 0)
         self._flush: asyncio.Handle | None = None
         self._flush_is_urgent = False
         self._gathering = False
@@ -145,17 +146,18 @@ class Pager(SchedulerPlugin):
         self._flush_is_urgent = False
         commands, self._pending = self._pending, []
         commands.extend(self._reports())
-        told = (0, 0)
+        room = (0, 0)
         if not self.holding:
-            told = credit(
+            room = credit(
                 threads=self.scheduler.total_nthreads,
                 runnable=internals.runnable_here(self.scheduler),
                 leased=len(self.window.leased),
                 lookahead=self.config.lookahead,
             )
+        told = (*room, session.leases_seen)
         if commands or not session.last_seq or ((self.backlog or self.holding) and told != self._credit_told):
             self._credit_told = told
-            commands.append(Credit(*told, session.leases_seen))
+            commands.append(Credit(*told))
             seq = session.send(commands)
             for command in commands:
                 if isinstance(command, Unwant | DropClient):
@@ -377,7 +379,10 @@ class Pager(SchedulerPlugin):
         if result.leases:
             # What an earlier scheduler knew of.
             self.fire_and_forget.update(unpack_key(lease.key) for lease in result.leases if FIRE_AND_FORGET in lease.clients)
-            self.residency.page_in(self._news(result.leases))
+            news = self._news(result.leases)
+            self.residency.page_in(news)
+            if len(news) < len(result.leases):
+                self.schedule()  # the daemon takes these for under way until it hears that they have come
         unknown: dict[str, list[Any]] = {}
         for want in result.wants:
             self._on_want(want, unknown)
@@ -430,6 +435,8 @@ class Pager(SchedulerPlugin):
             if cs is not None and cs not in (resident.task.who_wants or ()) and not self.residency.is_old(want.client, want.key):
                 internals.hold(resident.task, cs)
                 self.scheduler.report_on_key(ts=resident.task, client=want.client)
+            if want.client == FIRE_AND_FORGET and resident.task.state in ("memory", "erred"):
+                self.forgotten.end(resident.key)  # a worker has brought it since that was said
         elif self.cooling.is_named(want.key, want.id):
             if want.client in self.scheduler.clients and not self.residency.is_old(want.client, want.key):
                 self.cooling.want(want.client, [unpack_key(want.key)], new=True)

@@ -78,7 +78,7 @@ def test_large_floats(number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [object(), ("a", object()), ("a", None, {1}), 2**64, ("a", -(2**63) - 1), "\ud800", ("a", "\udfff"), ("a", 1j)], ids=repr
+    "key", [object(), ("a", object()), ("a", None, {1}), 2**64, ("a", -(2**63) - 1), "\ud800", ("a", "\udfff"), ("a", 1j)]
 )
 def test_odd_keys_have_one_clear_error(key: Any) -> None:
     with pytest.raises(TypeError, match="cannot be stored") as caught:

@@ -183,7 +183,8 @@ class Client:
                 continue
             if response["status"] == "OK":
                 for key, value in response["data"].items():
-                    if (found := self.futures.get(key)) is not None:
+                    # It may have been lost since, and come again.
+                    if (found := self.futures.get(key)) is not None and found.status == "finished":
                         found.result, found.gathered = value, True
             else:
                 for key in response["keys"]:

@@ -40,6 +40,7 @@ class Adapter:
         self.kept: Kept | None = None
         self.ingest = IngestProcess()
         self.pager = Pager(scheduler, config)
+        self.pager.on_fault = lambda detail: self._state("failed", f"the adapter failed: {detail}")
 
     async def start(self) -> None:
         """Reach the database, then take over. Raises TaskDBError; the scheduler is untouched then."""

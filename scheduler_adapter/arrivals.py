@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,27 @@ class Arrivals:
         if submission is not None:
             submission.sealed = True
             self.pager.residency.maybe_end(submission)
+
+    def unsent(self, submission: Submission, runs: Iterable[AddTasks], residents: Iterable[Resident]) -> None:
+        """Before `abort`: no answer will come to these runs, nor to what is of no run yet."""
+        for run in runs:
+            del self.pager.window.runs_without_ids[self._arriving.pop((submission.name, run.first_index)).number]
+            submission.runs_under_way -= 1
+        runs_sent = [arriving for (name, _), arriving in self._arriving.items() if name == submission.name]
+        awaited = {resident for arriving in runs_sent for resident in arriving.residents}
+        nameless = [resident for resident in residents if not resident.id and resident not in awaited]
+        self._disown(nameless)
+        self._end_wants(submission.client, {resident.key for resident in nameless})
+
+    def _disown(self, residents: Iterable[Resident | None]) -> None:
+        """Those of these without an id never get one: they are the scheduler's alone now, and stock ends them with their clients' wants."""
+        window = self.pager.window
+        for resident in residents:
+            if resident is not None and not resident.id:
+                if resident.task is not None:
+                    internals.unhold(resident.task, self.pager.residency.holder)
+                window.changed.pop(resident, None)
+                window.drop(resident)
 
     def lost(self, client: str, wanted: set[Any]) -> None:
         """As stock does for a graph whose inputs are gone."""
@@ -140,20 +161,13 @@ class Arrivals:
         """The daemon refused a command, and aborted the graph it belonged to: its client is told why."""
         _, name, _, text = refused
         runs = [a for (other, _), a in self._arriving.items() if other == name]
-        submission = self.pager.residency.submissions.get(name)
-        if submission is None or not runs:
+        if not runs:
             return  # it was aborted already, and this is what was still under way
+        submission = runs[0].submission
         logger.error("the database refused a graph: %s", text)
         self._forget(submission)
-        window = self.pager.window
         for arriving in runs:
-            for resident in arriving.residents:
-                if resident is not None and not resident.id:
-                    # It is the scheduler's alone now; stock ends it with the client's wants.
-                    if resident.task is not None:
-                        internals.unhold(resident.task, self.pager.residency.holder)
-                    window.changed.pop(resident, None)
-                    window.drop(resident)
+            self._disown(arriving.residents)
         wanted = runs[0].wanted
         internals.failed_submission(self.scheduler, GraphRefused(text), wanted, submission.client)
         self._end_wants(submission.client, wanted)

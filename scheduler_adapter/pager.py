@@ -73,6 +73,8 @@ class Pager(SchedulerPlugin):
         self.on_cancelled: Callable[[list[Cancelled]], None] = lambda cancelled: None
         self.on_refused: Callable[[Any], None] = lambda refused: None
         self.on_whole: Callable[[TakenWhole], None] = lambda whole: None
+        #: Called when the adapter itself has failed: what the database believes may not be so.
+        self.on_fault: Callable[[str], None] = lambda detail: None
         #: Tasks on disk that are to run, and those of them that could run now, as of the last answer.
         self.backlog = 0
         #: Which store it is: what workers hold for another one means nothing here.
@@ -131,9 +133,17 @@ class Pager(SchedulerPlugin):
             self._flush.cancel()
         self._flush_is_urgent = urgent
         if urgent:
-            self._flush = self._loop.call_soon(self._do_flush)
+            self._flush = self._loop.call_soon(self._guarded, self._do_flush)
         else:
-            self._flush = self._loop.call_later(self.config.flush_interval_ms / 1000, self._do_flush)
+            self._flush = self._loop.call_later(self.config.flush_interval_ms / 1000, self._guarded, self._do_flush)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """For what the loop calls: it would only log what is raised."""
+        try:
+            act()
+        except Exception as e:
+            logger.critical("the adapter failed", exc_info=True)
+            self.on_fault(repr(e))
 
     def _do_flush(self) -> None:
         self._flush = None
@@ -324,9 +334,10 @@ class Pager(SchedulerPlugin):
             return
         try:
             self.residency.follow(resident, start, finish)
-        except Exception:
-            # Stock ignores a plugin that raises: then the database would believe what is not so.
+        except Exception as e:
+            # Stock ignores a plugin that raises.
             logger.critical("the adapter failed to follow %r from %s to %s", key, start, finish, exc_info=True)
+            self.on_fault(repr(e))
             raise
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
@@ -346,7 +357,7 @@ class Pager(SchedulerPlugin):
     def _unneeded(self, residents: list[Resident]) -> None:
         """Not inside a transition: stock is still looking at these."""
         if not self._unneeded_now:
-            self._loop.call_soon(self._release_unneeded)
+            self._loop.call_soon(self._guarded, self._release_unneeded)
         self._unneeded_now.extend(residents)
 
     def _release_unneeded(self) -> None:

@@ -37,9 +37,11 @@ from taskdb.wire import taskdb_pb2 as pb
 
 logger = logging.getLogger("distributed.taskdb")
 
-#: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler.
+#: Section of kept items: a name for each worker that is there; the value says whether it outlives a scheduler, and since which epoch what
+#: it has is known to the database. What it had before it was given up is not: its keys may mean other tasks since.
 WORKERS = b"workers\0"
 _SURVIVES, _DIES = b"survives", b"dies"
+_EPOCH_BYTES = 8
 #: How long, at most, a worker that registers waits until the database knows of it, also while that is away. Less than its own limit
 #: (`worker.ATTEMPT_SECONDS`).
 KNOWN_SECONDS = 5.0
@@ -98,9 +100,11 @@ class Recovery(SchedulerPlugin):
         self.pager = pager
         #: Results and running tasks of earlier schedulers may still come back.
         self.active = pager.recovering = restored.orphans > 0
-        #: Names of workers that are waited for.
+        #: Names of workers that are waited for, and since which epoch they are known.
         self.expected = {
-            name.removeprefix(WORKERS).decode() for name, value in restored.kept.items() if name.startswith(WORKERS) and value == _SURVIVES
+            name.removeprefix(WORKERS).decode(): int.from_bytes(value.removeprefix(_SURVIVES))
+            for name, value in restored.kept.items()
+            if name.startswith(WORKERS) and value.startswith(_SURVIVES)
         }
         #: Clients that want something and have not come back.
         self.absent = {name for name in restored.clients if not name.startswith(_NOT_CLIENTS)}
@@ -180,7 +184,7 @@ class Recovery(SchedulerPlugin):
 
     def _forget_workers(self, restored: Restored) -> None:
         """Those that die with their scheduler."""
-        gone = [name for name, value in restored.kept.items() if name.startswith(WORKERS) and value != _SURVIVES]
+        gone = [name for name, value in restored.kept.items() if name.startswith(WORKERS) and not value.startswith(_SURVIVES)]
         if gone:
             self.pager.send(Keep(gone, [b""] * len(gone)))
 
@@ -255,11 +259,14 @@ class Recovery(SchedulerPlugin):
         ws = scheduler.workers[worker]
         self._names[worker] = name = str(ws.name)
         message = dask_recovery.take_extra(ws, NAME)
-        self.pager.send(Keep([WORKERS + name.encode()], [_DIES if message is None else _SURVIVES]), urgent=True)
+        assert self.pager.session is not None
+        epoch = self.pager.session.epoch
+        since = self.expected.get(name, epoch)
+        stays = _DIES if message is None else _SURVIVES + since.to_bytes(_EPOCH_BYTES)
+        self.pager.send(Keep([WORKERS + name.encode()], [stays]), urgent=True)
         if message is not None:
-            assert self.pager.session is not None
             # On its stream once that is started; tasks come after.
-            scheduler.worker_send(worker, {"op": EPOCH, "epoch": self.pager.session.epoch, "store": self.pager.store})
+            scheduler.worker_send(worker, {"op": EPOCH, "epoch": epoch, "store": self.pager.store})
             try:
                 inventory = Inventory.read(message)
             except ValueError as e:
@@ -267,9 +274,11 @@ class Recovery(SchedulerPlugin):
                 logger.error("taskdb: worker %s is closed, and what it holds is computed again: %s", name, e)
                 internals.in_background(scheduler, scheduler.remove_worker, worker, stimulus_id="taskdb-protocol")
             else:
-                if inventory.epoch:
+                if inventory.epoch >= since:
                     await self._take_in(ws, inventory)
-        self.expected.discard(name)
+                elif inventory.epoch:
+                    self._refuse(ws, inventory)
+        self.expected.pop(name, None)
         if not self.expected:
             self.pager.workers_back.set()
         self._maybe_end()
@@ -286,6 +295,14 @@ class Recovery(SchedulerPlugin):
         # A scheduler that is closing loses them all: they are there for the next one.
         if name is not None and scheduler.status is Status.running:
             self.pager.send(Keep([WORKERS + name.encode()], [b""]))
+
+    def _refuse(self, ws: WorkerState, inventory: Inventory) -> None:
+        """It was given up: what it has was computed again, or let go of, and its keys may mean other tasks."""
+        keys = [unpack_key(key) for key in (*inventory.memory, *inventory.running)]
+        # IMPORTANT: before it hears of this epoch: what it has after that is known.
+        dask_recovery.free_on(self.scheduler, ws, keys)
+        self.refused += len(keys)
+        logger.warning("taskdb: worker %s is back too late; the %d results and running tasks it has are let go of", ws.name, len(keys))
 
     async def _take_in(self, ws: WorkerState, inventory: Inventory) -> None:
         """Everything the worker has: results first, so that what runs finds its inputs."""

@@ -32,7 +32,7 @@ from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object
 from scheduler_adapter.wants import Wants
 from scheduler_adapter.window import Resident
-from taskdb.commands import Adopt, BeginGraph, SealGraph
+from taskdb.commands import AddTasks, Adopt, BeginGraph, SealGraph
 from taskdb.errors import SaidOtherwise, StaleEpoch, Unavailable
 from taskdb.model import Level
 
@@ -288,6 +288,7 @@ class Submitter:
                     commands = []
                     await asyncio.sleep(0)
         except BaseException:  # a cancellation is none of Exception
+            self.arrivals.unsent(submission, (c for c in commands if isinstance(c, AddTasks)), residents.values())
             self.arrivals.abort(details.name)
             raise
         submission.sealed = True

@@ -149,7 +149,7 @@ class Survivor:
             raise
         held_back: list[dict[str, Any]] = self._held_back or []
         self._held_back = None
-        self.epoch, self.store = answer, store
+        # IMPORTANT: whose this worker is, its stream says, behind what it is to let go of: see `Recovery._refuse`.
         for message in held_back:
             self._stock_send(message)
         internals.start_heartbeat(worker)

@@ -9,8 +9,8 @@ from taskdb.commands import DEPENDENTS_UNKNOWN, Lease
 from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
-from taskdb.limits import LEASE_PARKED_MAX
-from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, TaskRecord, decode_rank
+from taskdb.limits import LEASE_PASSED_MAX
+from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, GraphStatus, TaskRecord, decode_rank
 from taskdb.store.schema import RANK_BYTES, Table
 
 _QUEUED = 2
@@ -44,11 +44,11 @@ def _queue(work: Work, table: Table) -> Iterator[tuple[bytes, int]]:
 
 def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
     """Up to `ready` tasks whose dependencies are in memory, then any up to `total` in all, in rank order. True if there may be more,
-    behind those that had to be parked.
+    behind those that had to be passed over.
 
     Reads the queues from the store, which must be as last flushed: nothing may be pending in `work`.
     """
-    parked = 0
+    passed = 0
     leases: list[Lease] = []
     newly = work.newly_queued = []
     #: Tasks that became QUEUED here. They wait for a task leased here, so they belong to the ahead queue.
@@ -58,12 +58,16 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
         task = work.known_task(item[1])
         if task.state != _QUEUED:
             raise InvariantBroken(f"task {task.id} stands in a queue in state {task.state}")
+        nonlocal passed
+        if work.known_graph(task.graph).status == GraphStatus.ABORTED:
+            # It is being taken back. What is left of it, because others need it, is leased once that is over.
+            passed += 1
+            return
         if work.recovering and any(work.is_orphan(work.known_task(dep)) for dep in work.deps(task)):
             # The scheduler has not got its inputs (yet). Whoever claims them, or gives them back, puts it into a queue again.
             task.flags |= PARKED
             task.dirty = True
-            nonlocal parked
-            parked += 1
+            passed += 1
             return
         move(work, task, PROCESSING)
         leases.append(lease_of(work, task))
@@ -73,11 +77,11 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
     ready_queue = _queue(work, Table.READY)
     ahead_queue = _queue(work, Table.AHEAD)
     limit = min(ready, total)
-    while len(leases) < limit and parked < LEASE_PARKED_MAX and (item := next(ready_queue, None)) is not None:
+    while len(leases) < limit and passed < LEASE_PASSED_MAX and (item := next(ready_queue, None)) is not None:
         take(item)
-    if len(leases) < total and parked < LEASE_PARKED_MAX:
+    if len(leases) < total and passed < LEASE_PASSED_MAX:
         ready_next, ahead_next = next(ready_queue, None), next(ahead_queue, None)
-        while len(leases) < total and parked < LEASE_PARKED_MAX:
+        while len(leases) < total and passed < LEASE_PASSED_MAX:
             heads = [item for item in (ready_next, ahead_next, new[0] if new else None) if item is not None]
             if not heads:
                 break
@@ -90,4 +94,4 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
                 heappop(new)
             take(item)
     work.newly_queued = None
-    return leases, parked >= LEASE_PARKED_MAX
+    return leases, passed >= LEASE_PASSED_MAX

@@ -107,7 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
             mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
             mock.patch.object(engine_module, "IDS_SKIPPED_AT_START", IDS_SKIPPED),
-            mock.patch.object(leasing, "LEASE_PARKED_MAX", 2),
+            mock.patch.object(leasing, "LEASE_PASSED_MAX", 2),
         ]
         #: Held tasks the engine may look at when it gives back. The model has the same number of its own.
         self.give_back_max = 0
@@ -623,7 +623,10 @@ class EngineMachine(RuleBasedStateMachine):
         more = True
         while more:
             txn = self.store.write()
+            before = txn.count(Table.READY), txn.count(Table.AHEAD)
             some, more = self.engine.lease(txn, ready - len(leases), total - len(leases))
+            # What is being taken back stays where it is.
+            more = more and before != (txn.count(Table.READY), txn.count(Table.AHEAD))
             leases += some
             for lease in some:
                 assert {txn.get(Table.HOLDS, U64.pack(dep)) for dep in lease.deps} <= {U64.pack(self.epoch)}, "it has all its inputs"

@@ -237,6 +237,8 @@ class World:
         self.note("runs", worker.name, key)
         if not worker.survives and worker.batched_stream.comm.cut:
             return  # a stock worker that has yet to notice that its scheduler is gone
+        if not worker.survives and self.scheduler.ready and worker.address not in self.scheduler.scheduler.workers:
+            return  # one of a scheduler that has yet to hear that it is fenced
         if spec.args[0] != self.nodes[key].name:
             return  # the task that the key meant before: its scheduler has yet to hear of the new one
         before = self._begun.get(key)

@@ -389,7 +389,10 @@ class Model:
             queued = [
                 task
                 for task in self.tasks.values()
-                if task.state == ACTIVE and not self.blocked_on(task) and not any(self.is_orphan(self.tasks[dep]) for dep in task.deps)
+                if task.state == ACTIVE
+                and task.graph not in self._aborted
+                and not self.blocked_on(task)
+                and not any(self.is_orphan(self.tasks[dep]) for dep in task.deps)
             ]
             if len(taken) < ready:
                 queued_ready = [task for task in queued if not self.waiting_on(task)]

@@ -294,7 +294,7 @@ class Lease:
     deps: list[int]
     group: str
     submission: str
-    #: The task's shared blob, and its number in the submission (0: none).
+    #: The task's shared blob, and its number (0: none). No two graphs have the same, also not those of one name.
     shared: bytes
     retries: int
     suspicious: int

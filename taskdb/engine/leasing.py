@@ -33,7 +33,7 @@ def lease_of(work: Work, task: TaskRecord) -> Lease:
         wanted_by(work, task) if task.wants else [],
         # What is still to be activated will count in `need`, and does not yet.
         DEPENDENTS_UNKNOWN if work.has_todo else min(task.need + task.expected, DEPENDENTS_UNKNOWN),
-        task.annotation,
+        graph.id << 32 | task.annotation if task.annotation else 0,
     )
 
 

@@ -218,33 +218,31 @@ class SharedBlobs:
     """What one link has carried of tasks' shared bytes. Both ends keep the same blobs, since they see the same leases in the same order."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
 
     def outgoing(self, lease: c.Lease) -> bytes:
         """What has to be sent: nothing, if the other end has it."""
         if not lease.shared_number:
             return b""
-        key = lease.submission, lease.shared_number
-        if key in self._kept:
-            self._kept.move_to_end(key)
+        if lease.shared_number in self._kept:
+            self._kept.move_to_end(lease.shared_number)
             return b""
-        self._keep(key, b"")
+        self._keep(lease.shared_number, b"")
         return lease.shared
 
-    def incoming(self, submission: str, number: int, data: bytes) -> bytes:
+    def incoming(self, number: int, data: bytes) -> bytes:
         """The blob, sent now or before."""
         if not number:
             return b""
-        key = submission, number
-        kept = self._kept.get(key)
+        kept = self._kept.get(number)
         if kept is None:
-            self._keep(key, data)
+            self._keep(number, data)
             return data
-        self._kept.move_to_end(key)
+        self._kept.move_to_end(number)
         return kept
 
-    def _keep(self, key: tuple[str, int], data: bytes) -> None:
-        self._kept[key] = data
+    def _keep(self, number: int, data: bytes) -> None:
+        self._kept[number] = data
         if len(self._kept) > SHARED_BLOBS_KEPT:
             self._kept.popitem(last=False)
 
@@ -318,7 +316,7 @@ def _lease_from_proto(x: pb.Lease, blobs: SharedBlobs) -> c.Lease:
         list(x.deps),
         x.group,
         x.submission,
-        blobs.incoming(x.submission, x.shared_number, x.shared),
+        blobs.incoming(x.shared_number, x.shared),
         x.retries,
         x.suspicious,
         list(x.clients),

@@ -13,12 +13,13 @@ CASES ?= ../shared/cases
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: help demo demo-crash test check proto bench up down cases cases-crash clean
+.PHONY: help demo demo-crash test test-slow check proto bench up down cases cases-crash clean
 
 help:
 	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
 	@echo "make demo-crash [N=20000]     the same, with the scheduler and the daemon killed with -9 on the way"
 	@echo "make test [ARGS='-k name']    run the tests"
+	@echo "make test-slow                those that take long"
 	@echo "make check                    ruff and mypy"
 	@echo "make proto                    generate taskdb/wire from proto/"
 	@echo "make bench [ARGS=--help]      measure against the stock scheduler"
@@ -34,7 +35,10 @@ demo-crash: $(VENV)/core
 	@$(BIN)/python -m demo --crash --chunks $(N) $(ARGS)
 
 test: $(VENV)/dev
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/dev
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
 
 check: $(VENV)/dev
 	@$(BIN)/ruff check .

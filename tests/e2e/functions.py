@@ -302,6 +302,10 @@ def left_behind(dask_scheduler: Any) -> dict[str, Any]:
         found["window"] = [str(k) for k in adapter.pager.window.by_key]
         found["leased"] = len(adapter.pager.window.leased)
         found["cold"] = len(adapter.pager.window.cold)
+        # To see why.
+        found["wanted"] = {str(k): [str(cs) for cs in ts.who_wants or ()] for k, ts in list(dask_scheduler.tasks.items())[:3]}
+        inboxes = adapter.clients.inboxes.items()
+        found["not handled"] = {client: ops for client, inbox in inboxes if (ops := [message.op for message in inbox.waiting()])}
     return {name: value for name, value in found.items() if value}
 
 

@@ -80,6 +80,7 @@ class Adapter:
         self.clients = Clients(scheduler, self.pager, submitter, self.returning, self.undo)
         self.lookups = Lookups(scheduler, self.pager, self.undo)
         self.pager.cooling.install(self.undo)
+        internals.before_results_are_lost(scheduler, self.undo, self.pager.residency.keep_followed)
         internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)

@@ -13,7 +13,7 @@ from distributed.scheduler import Scheduler
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.residency import Submission
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import AbortGraph, Added, AddTasks
 

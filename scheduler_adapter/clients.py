@@ -21,9 +21,9 @@ from scheduler_adapter.inbox import Inbox, Message
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.submissions import Submitter
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import (
     AddTasks,

@@ -369,3 +369,20 @@ def progress_asks_us() -> None:
 
     Progress.setup = patched(Progress.setup, False)
     MultiProgress.setup = patched(MultiProgress.setup, True)
+
+
+def before_results_are_lost(scheduler: Scheduler, undo: Undo, call: Callable[[], None]) -> None:
+    """`call` when a worker leaves that alone has results: before stock forgets what waits for them, and with it what only that needed.
+
+    Wraps `Scheduler.remove_worker`, which is also the handler of `unregister`.
+    """
+    stock = scheduler.remove_worker
+
+    async def remove_worker(address: str, **kwargs: Any) -> Any:
+        ws = scheduler.workers.get(scheduler.coerce_address(address))
+        if ws is not None and any(len(ts.who_has or ()) == 1 for ts in ws.has_what):
+            call()
+        return await stock(address, **kwargs)
+
+    undo.set_attr(scheduler, "remove_worker", remove_worker)
+    undo.set_item(scheduler.handlers, "unregister", remove_worker)

@@ -25,8 +25,8 @@ from scheduler_adapter.inventory import EPOCH, NAME, Inventory
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import numbered_clients
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.unclaimed import Brought
 from scheduler_adapter.whole import Wholes
 from taskdb.client import Session

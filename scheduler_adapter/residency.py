@@ -7,9 +7,7 @@ ended, and a paged task that is done is cut from its dependencies. Says nothing 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -20,6 +18,7 @@ from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.reused import Reused
 from scheduler_adapter.specs import Shared, StoredSpec
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
@@ -31,31 +30,6 @@ if TYPE_CHECKING:
 #: Blobs kept as they were read, by their bytes: one or two a group, usually.
 SHARED_KEPT = 1000
 _UNFINISHED = ("waiting", "processing", "queued", "no-worker")
-
-
-@dataclass(eq=False)
-class Submission:
-    """What the scheduler must remember of a graph while tasks of it exist. O(groups), whatever the graph's size."""
-
-    name: str
-    client: str
-    span_metadata: Any = None
-    code: Any = ()
-    computation: Any = None
-    #: Resident whole: stock counts its groups itself, but for the tasks that left for the database.
-    followed: bool = False
-    #: New tasks that the database has not forgotten yet.
-    remaining: int = 0
-    #: All of it has been sent.
-    sealed: bool = False
-    #: Its client has sent it before, to another scheduler.
-    resent: bool = False
-    #: Runs sent and not answered.
-    runs_under_way: int = 0
-    #: Names of its groups.
-    groups: set[str] = field(default_factory=set)
-    #: Tasks of a followed graph that left for the database, by group.
-    left: Counter[str] = field(default_factory=Counter)
 
 
 class Residency:
@@ -351,6 +325,15 @@ class Residency:
                 submission.left[ts.group.name] += 1
         self.window.drop(resident)
         self.maybe_settle(ts.group.name, resident.submission if resident.paged else None)
+
+    def keep_followed(self) -> None:
+        """Results are about to be lost: what waits for them leaves, and comes back paged. What else that needs has to be there then."""
+        for resident in self.window.by_key.values():
+            ts = resident.task
+            if not resident.paged and ts.run_spec is not None and ts.state in ("memory", *_UNFINISHED):
+                internals.hold(ts, self.holder)
+                if ts.state == "memory":
+                    self.window.tell_again([resident])  # the database says whether it is needed
 
     def count_no_more(self) -> None:
         """Results are lost: what runs again is counted by the database alone. Once for all that is lost together."""

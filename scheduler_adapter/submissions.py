@@ -27,9 +27,9 @@ from scheduler_adapter.graph import Graph, estimate_tasks, materialise, prepare,
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.inputs import inputs_ready
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.residency import Submission
 from scheduler_adapter.returning import Returning
 from scheduler_adapter.specs import StoredSpec, keeps_object
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.wants import Wants
 from scheduler_adapter.window import Resident
 from taskdb.commands import AddTasks, Adopt, BeginGraph, SealGraph

@@ -16,8 +16,8 @@ from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
 from scheduler_adapter.pager import Pager
-from scheduler_adapter.residency import Submission
 from scheduler_adapter.specs import looked_into
+from scheduler_adapter.submitted import Submission
 from scheduler_adapter.window import Resident
 from taskdb.commands import TakenWhole, TakeWhole
 from taskdb.model import Level

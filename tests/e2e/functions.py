@@ -25,6 +25,10 @@ def total(xs: Any) -> int:
     return sum(xs)
 
 
+def total_of(*xs: int) -> int:
+    return sum(xs)
+
+
 def slow_inc(x: int, seconds: float = 0.05) -> int:
     time.sleep(seconds)
     return x + 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed import Client
+from distributed import Client, wait
 
 from tests.e2e import functions as f
 from tests.support.cluster import PATIENCE_SECONDS, Cluster, dask, descendants, free_port, run, until
@@ -39,6 +39,29 @@ def test_worker_dies_in_mid_graph(tmp_path: Path, window: int | None) -> None:
         cluster.kill(cluster.workers[0])
         cluster.start_worker(wait=False)
         assert future.result(timeout=60) == expected
+        assert cluster.faults() == []
+
+
+def test_what_is_not_lost_is_not_computed_again(tmp_path: Path) -> None:
+    """One input of a task that waits is lost, and what that was made of is on disk: so both leave the scheduler. The other input stays."""
+    runs, gate = tmp_path / "runs", tmp_path / "gate"
+    paged = {f"a-{i}": (f.inc, i) for i in range(20)} | {"base": (f.total, [f"a-{i}" for i in range(20)])}
+    names = (("--name", "dies"), ("--name", "stays"))
+    with Cluster(tmp_path, window=10, workers=2, worker_args=names) as cluster, Client(cluster.address) as client:
+        base = client.get(paged, "base", sync=False)
+        kept = client.submit(f.count_run, str(runs), 1, key="kept", workers=["stays"])
+        lost = client.submit(f.inc, base, key="lost", workers=["dies"], allow_other_workers=True)
+        wait([kept, lost])
+        del base
+        until(lambda: "base" not in client.run_on_scheduler(f.resident), "it has left")
+        gated = client.submit(f.wait_for_file, str(gate), 3, key="gated", workers=["stays"])
+        end = client.submit(f.total_of, kept, lost, gated, key="end")
+        del kept, lost, gated
+        cluster.kill(cluster.workers[0])
+        until(lambda: len(client.nthreads()) == 1, "the scheduler knows")
+        gate.touch()
+        assert end.result(timeout=PATIENCE_SECONDS) == 1 + 211 + 3
+        assert lines(runs) == 1
         assert cluster.faults() == []
 
 

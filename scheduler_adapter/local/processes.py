@@ -163,11 +163,13 @@ class Processes:
         for spawned in self._spawned:
             spawned.check()
 
-    def stop(self) -> None:
-        """Ask each to end, last started first, and kill what has not after the grace time; children of theirs too."""
+    def stop(self, *, kill: bool = False) -> None:
+        """Ask each to end, last started first, and kill what has not after the grace time; children of theirs too. `kill`: do not ask."""
         children = self._orphans + [child for spawned in self._spawned for child in descendants(spawned.pid)]
         for spawned in reversed(self._spawned):
-            if spawned.alive:
+            if kill:
+                spawned.popen.kill()
+            elif spawned.alive:
                 spawned.popen.terminate()
                 deadline = time.monotonic() + STOP_GRACE_S
                 # Poll instead of wait(): a child that ignores the signal must not hold up the others for ever.

@@ -69,9 +69,13 @@ class Cluster(local.Cluster):
     def has_daemon(self) -> bool:
         return not self.stock and not self._embedded
 
+    def __exit__(self, *exc_info: object) -> None:
+        # What a test looks at, it has looked at; a daemon that is a child removes its own folder.
+        self.processes.stop(kill=not self._embedded)
+
     def start_anew(self) -> None:
         """Other processes and an empty store."""
-        self.processes.stop()
+        self.processes.stop(kill=True)
         self._generation += 1
         self.folder = self._first_folder / f"again-{self._generation}"
         self.folder.mkdir()

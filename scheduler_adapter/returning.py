@@ -35,7 +35,9 @@ _NUMBER_BYTES = 8
 WANT_KEYS = 100_000
 #: How long, at most, nothing is leased while a client says again what it said before.
 AGAIN_SECONDS_MAX = 10.0
-#: How often it is looked whether what a client said has been taken in.
+#: How long, at most, a graph that is said again waits for the end of what there was of it.
+EARLIER_TRY_SECONDS_MAX = 3.0
+#: How often it is looked whether what a client said has been taken in, or taken back.
 TAKEN_IN_SECONDS = 0.01
 
 
@@ -152,6 +154,13 @@ class Returning:
         if not isinstance(submission, str) or not 0 < len(submission.encode()) <= SUBMISSION_BYTES_MAX:
             raise ValueError(f"a submission is named by 1 to {SUBMISSION_BYTES_MAX} bytes of text")
         return uuid.uuid4().hex if submission in self.pager.residency.submissions else submission
+
+    async def earlier_try_is_over(self, submission: str | None) -> None:
+        """Wait, but not for long, until what an earlier scheduler had of this graph is taken back."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + EARLIER_TRY_SECONDS_MAX
+        while submission in self.pager.residency.submissions and loop.time() < deadline:
+            await asyncio.sleep(TAKEN_IN_SECONDS)
 
     # -------------------------------------------------------------------------------------------------------- messages
 

@@ -115,6 +115,7 @@ class Submitter:
             if taskdb_resent:
                 self.returning.says_again(client)
                 await self.pager.workers_are_back()
+                await self.returning.earlier_try_is_over(taskdb_submission)
             details.name = self.returning.name(taskdb_submission)
             graph = await self._read_here(expr_ser, details)
             if graph is None:

@@ -41,8 +41,10 @@ STEP_ITEMS = 500
 STEP_ITEMS_PER_COMMAND_ITEM = 4
 #: Items of background work done before an AddTasks that names known keys: one of them may only wait to be forgotten.
 STEP_ITEMS_BEFORE_ADD = 50_000
-#: Tasks passed over in one go while leasing: a scheduler that is gone holds what they need, or their graph is taken back. Some 10 ms.
-LEASE_PASSED_MAX = 1_000
+#: Tasks set aside in one go while leasing, because a scheduler that is gone holds what they need: some 10 ms.
+LEASE_PARKED_MAX = 1_000
+#: Tasks passed over in one go while leasing, because their graph is being taken back. They are met again: that goes on meanwhile.
+LEASE_PASSED_MAX = 64
 #: Decoded task records one transaction keeps in memory (about 300 bytes each).
 CACHE_TASKS_MAX = 200_000
 

@@ -9,7 +9,7 @@ from taskdb.commands import DEPENDENTS_UNKNOWN, Lease
 from taskdb.engine.transitions import PROCESSING, move, wanted_by
 from taskdb.engine.work import Work
 from taskdb.errors import InvariantBroken
-from taskdb.limits import LEASE_PASSED_MAX
+from taskdb.limits import LEASE_PARKED_MAX, LEASE_PASSED_MAX
 from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, GraphStatus, TaskRecord, decode_rank
 from taskdb.store.schema import RANK_BYTES, Table
 
@@ -48,7 +48,7 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
 
     Reads the queues from the store, which must be as last flushed: nothing may be pending in `work`.
     """
-    passed = 0
+    parked = passed = 0
     leases: list[Lease] = []
     newly = work.newly_queued = []
     #: Tasks that became QUEUED here. They wait for a task leased here, so they belong to the ahead queue.
@@ -58,7 +58,7 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
         task = work.known_task(item[1])
         if task.state != _QUEUED:
             raise InvariantBroken(f"task {task.id} stands in a queue in state {task.state}")
-        nonlocal passed
+        nonlocal parked, passed
         if work.known_graph(task.graph).status == GraphStatus.ABORTED:
             # It is being taken back. What is left of it, because others need it, is leased once that is over.
             passed += 1
@@ -67,21 +67,23 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
             # The scheduler has not got its inputs (yet). Whoever claims them, or gives them back, puts it into a queue again.
             task.flags |= PARKED
             task.dirty = True
-            passed += 1
+            parked += 1
             return
         move(work, task, PROCESSING)
         leases.append(lease_of(work, task))
         while newly:
             heappush(new, newly.pop())
 
+    def goes_on(limit: int) -> bool:
+        return len(leases) < limit and parked < LEASE_PARKED_MAX and passed < LEASE_PASSED_MAX
+
     ready_queue = _queue(work, Table.READY)
     ahead_queue = _queue(work, Table.AHEAD)
-    limit = min(ready, total)
-    while len(leases) < limit and passed < LEASE_PASSED_MAX and (item := next(ready_queue, None)) is not None:
+    while goes_on(min(ready, total)) and (item := next(ready_queue, None)) is not None:
         take(item)
-    if len(leases) < total and passed < LEASE_PASSED_MAX:
+    if goes_on(total):
         ready_next, ahead_next = next(ready_queue, None), next(ahead_queue, None)
-        while len(leases) < total and passed < LEASE_PASSED_MAX:
+        while goes_on(total):
             heads = [item for item in (ready_next, ahead_next, new[0] if new else None) if item is not None]
             if not heads:
                 break
@@ -94,4 +96,4 @@ def lease(work: Work, ready: int, total: int) -> tuple[list[Lease], bool]:
                 heappop(new)
             take(item)
     work.newly_queued = None
-    return leases, passed >= LEASE_PASSED_MAX
+    return leases, parked >= LEASE_PARKED_MAX or passed >= LEASE_PASSED_MAX

@@ -107,6 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
             mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
             mock.patch.object(engine_module, "IDS_SKIPPED_AT_START", IDS_SKIPPED),
+            mock.patch.object(leasing, "LEASE_PARKED_MAX", 2),
             mock.patch.object(leasing, "LEASE_PASSED_MAX", 2),
         ]
         #: Held tasks the engine may look at when it gives back. The model has the same number of its own.

@@ -103,7 +103,7 @@ def test_a_task_with_two_orphans_waits_for_both() -> None:
 
 
 def test_parking_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "LEASE_PASSED_MAX", 3)
+    monkeypatch.setattr(leasing, "LEASE_PARKED_MAX", 3)
     world = World()
     world.add("g", {"a": [], **{f"k{i}": ["a"] for i in range(7)}, "z": []}, want=[*(f"k{i}" for i in range(7)), "z"])
     world.lease(1, 1)

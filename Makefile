@@ -8,12 +8,15 @@ BIN := $(VENV)/bin
 # The interpreter's own pip fills the environment, so a Python without ensurepip will do.
 PIP := $(PYTHON) -m pip --disable-pip-version-check --python $(BIN)/python install --quiet --quiet
 CASES ?= ../shared/cases
+# The plugin, or the program of its own that came before it.
+COMPOSE = $(if $(shell docker compose version 2>/dev/null),docker compose,docker-compose) --project-name dask-taskdb
+FOLDER ?= build/compose
 
 # Without compiled bytecode every process of a cluster spends its first seconds compiling Dask.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: help demo demo-crash test test-slow check proto bench up down cases cases-crash clean
+.PHONY: help demo demo-crash test test-slow check proto bench wheels up down compose-test cases cases-crash clean
 
 help:
 	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
@@ -24,6 +27,8 @@ help:
 	@echo "make proto                    generate taskdb/wire from proto/"
 	@echo "make bench [ARGS=--help]      measure against the stock scheduler"
 	@echo "make up | down                a cluster in containers"
+	@echo "make wheels                   the project and all it needs, in build/wheels, for an image without a package registry"
+	@echo "make compose-test [FOLDER=build/compose]   run that cluster on an engine of its own, and kill its parts (root, minutes)"
 	@echo "make cases [WINDOW=n] [ARGS=names]   run the cases of CASES=$(CASES) on a small cluster"
 	@echo "make cases-crash [WINDOW=n] [TIMES=10] [STOCK_WORKERS=1]   publish and reattach, with the scheduler killed in between"
 	@echo "make clean                    remove what these verbs made"
@@ -52,11 +57,19 @@ proto: $(VENV)/dev
 bench: $(VENV)/dev
 	@$(BIN)/python -m bench $(or $(ARGS),compare --workload basic-sum)
 
+wheels:
+	@echo "making build/wheels"
+	@rm -rf build/lib build/bdist.* build/wheels/dask_taskdb-*
+	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --quiet --wheel-dir build/wheels . bokeh
+
 up:
-	@docker compose up --build --detach --wait
+	@$(COMPOSE) up --build --detach
 
 down:
-	@docker compose down
+	@$(COMPOSE) down
+
+compose-test: $(VENV)/dev
+	@$(BIN)/python -m tests.compose.run --folder $(FOLDER) $(ARGS)
 
 cases: $(VENV)/dev
 	@test -d $(CASES) || { echo "no cases at $(CASES): say CASES=folder" >&2; exit 2; }

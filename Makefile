@@ -16,7 +16,7 @@ FOLDER ?= build/compose
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: help demo demo-crash test test-slow check proto bench wheels up down compose-test cases cases-crash clean
+.PHONY: help demo demo-crash test test-slow check proto reference docs bench wheels up down compose-test cases cases-crash clean
 
 help:
 	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
@@ -25,6 +25,8 @@ help:
 	@echo "make test-slow                those that take long"
 	@echo "make check                    ruff and mypy"
 	@echo "make proto                    generate taskdb/wire from proto/"
+	@echo "make docs                     the pages of docs/, as a site in build/site"
+	@echo "make reference                write what the pages repeat of the code anew"
 	@echo "make bench [ARGS=--help]      measure against the stock scheduler"
 	@echo "make up | down                a cluster in containers"
 	@echo "make wheels                   the project and all it needs, in build/wheels, for an image without a package registry"
@@ -53,6 +55,13 @@ check: $(VENV)/dev
 # The mapped path gives the generated modules their package name.
 proto: $(VENV)/dev
 	@$(BIN)/python -m grpc_tools.protoc -Itaskdb/wire=proto --python_out=. --pyi_out=. --grpc_python_out=. taskdb/wire/taskdb.proto
+
+reference: $(VENV)/dev
+	@$(BIN)/python -m tests.docs.reference
+
+docs: $(VENV)/docs
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: $(VENV)/dev
 	@$(BIN)/python -m bench $(or $(ARGS),compare --workload basic-sum)
@@ -98,4 +107,9 @@ $(VENV)/core: pyproject.toml | $(BIN)/python
 $(VENV)/dev: $(VENV)/core
 	@echo "installing what tests and checks need"
 	@$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/core
+	@echo "installing what the site is built with"
+	@$(PIP) --editable '.[docs]'
 	@touch $@

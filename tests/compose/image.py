@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,5 +43,5 @@ def load(engine: Engine, path: Path) -> None:
 
 def wheels(root: Path) -> int:
     """Make the project's wheel and those it needs, in build/wheels; how many. Raises Failed."""
-    subprocess.run(["make", "--no-print-directory", "-C", str(root), "wheels", f"PYTHON={sys.executable}"], check=True)
+    run(["make", "--no-print-directory", "-C", str(root), "wheels"])
     return len(list((root / "build/wheels").glob("*.whl")))

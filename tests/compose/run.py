@@ -41,10 +41,10 @@ class Kill:
 
 
 KILLS = (
-    Kill("scheduler", 0.15, by_hand=False),
-    Kill("taskdb", 0.35, by_hand=False),
-    Kill("scheduler", 0.55, by_hand=True),
-    Kill("taskdb", 0.75, by_hand=True),
+    Kill("scheduler", 0.1, by_hand=False),
+    Kill("taskdb", 0.25, by_hand=False),
+    Kill("scheduler", 0.4, by_hand=True),
+    Kill("taskdb", 0.55, by_hand=True),
 )
 
 _STARTED = time.monotonic()

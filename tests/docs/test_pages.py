@@ -88,6 +88,12 @@ def test_python_is_python(page: Path) -> None:
         compile(text, str(page), "exec")
 
 
+def test_the_one_program_is_the_readmes() -> None:
+    """`tests/test_readme.py` runs it."""
+    ((_, program),) = (block for page in PAGES for block in blocks(page, "python") if block[0] == "python")
+    assert ("python", program) in blocks(ROOT / "README.md", "python")
+
+
 # ------------------------------------------------------------------------------------------------------------------- names
 
 

@@ -62,7 +62,7 @@ def default(option: click.Option) -> str:
 
 def serve() -> str:
     found = dict(leaves(cli, "taskdb"))["taskdb serve"]
-    options = [option for option in found.params if isinstance(option, click.Option)]
+    options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
     return table(("option", "default", "is"), ((code(option.opts[0]), default(option), option.help or "") for option in options))
 
 

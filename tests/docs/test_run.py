@@ -103,3 +103,12 @@ def test_commands_that_look_after_a_store(cluster: Running) -> None:
         assert cluster.run(words).returncode == 4, "the daemon has the store, as the page says"
         done = cluster.run([word.replace("taskdb-data", "taskdb-restored") for word in words])
         assert done.returncode == 0, done.stderr
+
+
+def test_the_program_of_the_quick_start(tmp_path: Path) -> None:
+    ((_, program),) = (block for block in blocks(QUICK_START, "python") if block[0] == "python")
+    # Guarded, because a cluster's processes import the program again.
+    body = "".join(f"    {line}\n" for line in program.splitlines())
+    (tmp_path / "program.py").write_text(f"if __name__ == '__main__':\n{body}")
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "6", done.stderr

@@ -128,7 +128,8 @@ def tracked() -> list[Path]:
 
 
 MACHINE_PATH = re.compile(r"""(?<![\w.$}~*-])/(?:work|root|tmp|home/(?!dask\b)\w+)(?![\w-])""")
-REGISTRY = re.compile(r"\b(pypi\.org|pythonhosted\.org|docker\.io|ghcr\.io|quay\.io|npmjs\.org)\b")
+# docker.io alone is Debian's package of the engine.
+REGISTRY = re.compile(r"\b(pypi\.org|pythonhosted\.org|docker\.io(?=/)|ghcr\.io|quay\.io|npmjs\.org)(?!\w)")
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
@@ -154,3 +155,9 @@ def test_machine_paths_are_recognised(line: str) -> None:
 @pytest.mark.parametrize("line", ["a/tmp/x", "tests/work", "/home/dask", "https://host/root/", "/workers", "$HOME/tmp", "./work"])
 def test_other_paths_are_let_through(line: str) -> None:
     assert not MACHINE_PATH.search(line)
+
+
+def test_registries_are_recognised() -> None:
+    assert REGISTRY.search("FROM docker.io/library/python:3")
+    assert REGISTRY.search("https://pypi.org/simple")
+    assert not REGISTRY.search("apt-get install docker.io docker-compose")

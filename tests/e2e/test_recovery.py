@@ -309,7 +309,7 @@ def test_a_scheduler_that_is_stopped_leaves_its_workers_to_the_next(tmp_path: Pa
         futures = [client.submit(f.count_run, str(tmp_path / "runs"), i) for i in range(20)]
         wait(futures, timeout=PATIENCE_SECONDS)
         cluster.scheduler.popen.send_signal(signal.SIGTERM)
-        cluster.scheduler.popen.wait(PATIENCE_SECONDS)
+        assert cluster.scheduler.popen.wait(PATIENCE_SECONDS) == 0
         cluster.start_scheduler()
         assert client.submit(f.total, futures).result(timeout=60) == sum(range(20))
         assert twice(tmp_path / "runs") == {}

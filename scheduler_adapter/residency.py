@@ -148,7 +148,7 @@ class Residency:
         """Whether the lease is of another task, under the key of one that was let go of. (After a crash of the daemon a task may also come
         again under another id: then its spec is the same.)"""
         old = resident.task.run_spec
-        return resident.paged and resident.id not in (0, lease.id) and isinstance(old, StoredSpec) and old.data != spec.data
+        return resident.id not in (0, lease.id) and isinstance(old, StoredSpec) and old.data != spec.data
 
     def _end(self, resident: Resident) -> None:
         """Let go of a task whatever wants it."""
@@ -330,7 +330,7 @@ class Residency:
         """Results are about to be lost: what waits for them leaves, and comes back paged. What else that needs has to be there then."""
         for resident in self.window.by_key.values():
             ts = resident.task
-            if not resident.paged and ts.run_spec is not None and ts.state in ("memory", *_UNFINISHED):
+            if not resident.paged and ts.run_spec is not None and any(dts.state in _UNFINISHED for dts in ts.dependents):
                 internals.hold(ts, self.holder)
                 if ts.state == "memory":
                     self.window.tell_again([resident])  # the database says whether it is needed
@@ -412,13 +412,14 @@ class Residency:
             self.scheduler.transitions({ts.key: "forgotten"}, "taskdb-release")
 
     def may_be_over(self, key: Any) -> bool:
-        """A paged task no client wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""
+        """A task that only the holder wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""
         resident = self.window.by_key.get(key)
         if resident is None:
             return self.cooling.is_unwanted(key)
-        if not resident.paged or resident.task is None:
+        if resident.task is None:
             return False
-        return all(cs is self.holder for cs in resident.task.who_wants or ())
+        wants = resident.task.who_wants or ()
+        return all(cs is self.holder for cs in wants) and (resident.paged or bool(wants))
 
     def shared(self, keys: Any) -> None:
         """Tasks on disk begin to need these: stock must not release them, nor we by an old count."""

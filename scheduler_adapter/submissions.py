@@ -200,6 +200,7 @@ class Submitter:
             key in unclaimed
             or key in self.pager.cooling
             or ((r := by_key.get(key)) is not None and (r.paged or r.task.has_lost_dependencies))
+            or self.pager.residency.may_be_over(key)
             for key in graph.dsk
         )
 

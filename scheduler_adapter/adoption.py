@@ -43,6 +43,8 @@ class Adoption:
             resident = Resident(key, lease.id, ts, paged=not data, told=Level.MEMORY, submission=lease.submission)
             residency.ledger.enters(ts)
             residency.window.add(resident)
+            # One of another worker's may have been here, and have left while the database was asked: it hears of that after this.
+            residency.window.tell_again([resident])
         else:
             ts = resident.task
             resident.stub = False
@@ -76,13 +78,15 @@ class Adoption:
         deps = residency.dependencies(lease)
         complete = deps is not None and all(dep.task.state == "memory" for dep in deps)
         spec, annotations = residency.spec(lease)
-        # None is stored before its first failure: then it is what its graph says.
-        retries = lease.retries if lease.retries >= 0 else annotations.get("retries", 0)
-        is_over = failed and retries <= 0
-        if not (complete or is_over) or ws not in scheduler.running:
+        allowed = annotations.get("retries", 0)
+        # None is stored before its first failure. Once there was one, this may be that: it is not counted twice, but runs again.
+        counted = failed and 0 <= lease.retries < allowed
+        is_over = failed and allowed <= 0
+        if counted or not (complete or is_over) or ws not in scheduler.running:
             residency.give_back(lease, Level.HELD)
             return False
         ts = residency.enter(key, lease, resident, spec, annotations)
+        residency.window.tell_again([residency.window.by_key[key]])  # see `result`
         internals.relink(ts, [dep.task for dep in deps or ()] if complete else [])
         internals.observe(scheduler, [ts], None, ())
         dask_recovery.set_processing(scheduler, ts, ws, run_id, seceded)

@@ -53,6 +53,8 @@ def test_controls_are_caught() -> None:
     assert ended.stdout.count(": caught") == 5
 
 
-@pytest.mark.parametrize("seed", [217, 21952, 24181, 25002, 25280, 30321, 30426, 30532, 31476, 33166, 35498, 35870, 37313, 37414])
+@pytest.mark.parametrize(
+    "seed", [217, 4370, 7541, 7644, 21952, 24181, 25002, 25280, 30321, 30426, 30532, 31476, 33166, 35498, 35870, 37313, 37414]
+)
 def test_seeds_that_found_a_fault(seed: int) -> None:
     assert "0 failed" in simulate("--seed", seed, seconds=100).stdout

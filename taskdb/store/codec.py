@@ -168,6 +168,13 @@ def decode_rank(data: bytes) -> Rank:
     return Rank(*_RANK.unpack(_RANK_BITS.pack(*bits)))
 
 
+def explained(failed: Exception) -> Exception:
+    """What a failure to unpack a number says of the store. Any other error as it is."""
+    if isinstance(failed, error):
+        return StoreCorrupt(f"the store holds what cannot be read ({failed}): `taskdb verify` says where")
+    return failed
+
+
 def encode_ids(ids: Sequence[int]) -> bytes:
     if len(ids) == 1:
         return U64.pack(ids[0])

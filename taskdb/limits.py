@@ -18,6 +18,8 @@ CONNECTIONS_MAX = 4_096
 #: Calls of one connection at a time, and of all of them: Sessions, Ingests, reads.
 CONNECTION_CALLS_MAX = 64
 CALLS_MAX = 256
+#: Calls at a time that ask for the daemon's health, which need no token.
+PROBES_MAX = 32
 #: How long a connection may take to say that it speaks the protocol, and may stand without a call.
 HANDSHAKE_MS_MAX = 10_000
 IDLE_MS_MAX = 300_000

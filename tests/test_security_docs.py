@@ -49,6 +49,7 @@ def test_linked_limits_are_the_real_ones() -> None:
         limits.CONNECTIONS_MAX,
         limits.CONNECTION_CALLS_MAX,
         limits.CALLS_MAX,
+        limits.PROBES_MAX,
         limits.MESSAGE_BYTES_MAX // limits.MIB,
         limits.HANDSHAKE_MS_MAX // 1000,
         limits.IDLE_MS_MAX // 60_000,

@@ -6,6 +6,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -28,18 +29,24 @@ Handler = Any
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
+@dataclass(slots=True)
+class _Calls:
+    most: int
+    now: int = 0
+
+
 class Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token (None: there is none), those beyond `calls_max`, and messages that cannot be read.
+    """Refuses calls without the token (None: there is none), those of which there are too many, and messages that cannot be read.
 
     A refused call is answered at once, whatever its peer sends.
     """
 
-    def __init__(self, token: str | None, calls_max: int = limits.CALLS_MAX):
+    def __init__(self, token: str | None):
         # Digests have one length, so that the time of a comparison says nothing about the token's.
         self._expected = None if token is None else _digest(token)
-        self._calls_max = calls_max
-        #: Calls that are being served.
-        self.calls = 0
+        #: Calls that are being served. Probes are apart: those who have no token must not be able to take all there are.
+        self._calls = _Calls(limits.CALLS_MAX)
+        self._probes = _Calls(limits.PROBES_MAX)
         self._refused = 0
         self._told_at = float("-inf")
 
@@ -75,6 +82,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _guarded(self, method: str, handler: Handler) -> Handler:
         kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
         behaviour: Behaviour = getattr(handler, kind)
+        calls = self._probes if method.startswith(_HEALTH) else self._calls
         read = handler.request_deserializer
 
         def checked(data: bytes) -> Any:
@@ -90,13 +98,13 @@ class Guard(grpc.aio.ServerInterceptor):
         async def counted(request: Any, context: Any) -> Any:
             if isinstance(request, InvalidRequest):
                 await _abort(context, request)
-            if self.calls >= self._calls_max:
-                await _abort(context, Unavailable(f"{self.calls} calls are under way already"))
-            self.calls += 1
+            if calls.now >= calls.most:
+                await _abort(context, Unavailable(f"{calls.now} calls are under way already"))
+            calls.now += 1
             try:
                 return await behaviour(request, context)
             finally:
-                self.calls -= 1
+                calls.now -= 1
 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         counting: Handler = make(counted, checked, handler.response_serializer)

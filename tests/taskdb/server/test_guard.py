@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from taskdb import limits
 from taskdb.access import Access
 from taskdb.access import Daemon as Known
 from taskdb.client import Client, Session
 from taskdb.errors import AccessDenied, Unavailable
 from taskdb.ingest import Ingest
+from taskdb.server.guard import Guard
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.channel import open_blocking_channel
+from taskdb.wire.channel import CLIENT_OPTIONS, open_blocking_channel
 from tests.support.certificates import Authority, Pair
 from tests.taskdb.server.procs import PATIENCE_SECONDS, Daemon, Recorder, begin, graph, key, run, run_of, until, until_async
 
@@ -146,6 +150,44 @@ def test_probes_need_no_token(asking: Daemon) -> None:
     with grpc.insecure_channel(asking.address) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_probes_do_not_take_the_calls_of_others(asking: Daemon, token_file: str) -> None:
+    async def story() -> None:
+        channels = [grpc.aio.insecure_channel(asking.address, options=CLIENT_OPTIONS) for _ in range(5)]
+        watches = [
+            health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+            for channel in channels
+            for _ in range(limits.CONNECTION_CALLS_MAX)
+        ]
+        over = [asyncio.ensure_future(watch.code()) for watch in watches]
+        await until_async(lambda: sum(x.done() for x in over) == len(watches) - limits.PROBES_MAX, "all but some to be refused")
+        assert (await asyncio.to_thread(status_of, asking, Access(token_file=token_file))).tasks >= 0
+        for channel in channels:
+            await channel.close()
+
+    asyncio.run(story())
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+
+    def compare(ours: bytes, theirs: bytes) -> bool:
+        compared.append((len(ours), len(theirs)))
+        return ours == theirs
+
+    async def story() -> None:
+        async def serve(_: object) -> None:
+            return None
+
+        for value in (TOKEN, WRONG, "x", "x" * 1000):
+            details = SimpleNamespace(method="/taskdb.v1.TaskDB/Status", invocation_metadata=(("authorization", f"Bearer {value}"),))
+            assert (await guard.intercept_service(serve, details) is None) == (value == TOKEN)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    guard = Guard(TOKEN)
+    asyncio.run(story())
+    assert compared == [(32, 32)] * 4
 
 
 def test_the_command_line_shows_the_token(asking: Daemon, token_file: str, wrong_file: str) -> None:

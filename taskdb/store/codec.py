@@ -36,6 +36,7 @@ REVIVED = 128
 #: A task without group.
 NO_GROUP = 2**32 - 1
 
+_STATES_MAX = int(max(TaskState))
 WAITING = TaskState.WAITING
 QUEUED = TaskState.QUEUED
 
@@ -126,6 +127,8 @@ def decode_task(task_id: int, data: bytes) -> TaskRecord:
         ) = _TASK.unpack(data)
     except error:
         raise StoreCorrupt(f"task {task_id}: record of {len(data)} bytes, not {_TASK.size}") from None
+    if not 1 <= state <= _STATES_MAX:
+        raise StoreCorrupt(f"task {task_id}: there is no state {state}")
     task.state = state
     task.waiting_on = waiting_on
     task.deps = None

@@ -189,7 +189,7 @@ def test_a_daemon_outlives_what_is_sent_to_it(tmp_path: Any) -> None:
     methods = pb.DESCRIPTOR.services_by_name["TaskDB"].methods
     with Daemon(tmp_path) as daemon:
         with grpc.insecure_channel(daemon.address) as channel:
-            for number in range(40 * ROUNDS):
+            for number in range(25 * ROUNDS):
                 for method in methods:
                     path = f"/taskdb.v1.TaskDB/{method.name}"
                     if method.client_streaming:

@@ -81,6 +81,12 @@ class FormatMismatch(TaskDBError):
     kind = "format_mismatch"
 
 
+class AccessDenied(TaskDBError):
+    """The daemon does not let us in, or is not the one we trust: a token or a certificate is missing, wrong or out of date."""
+
+    kind = "access_denied"
+
+
 class Unavailable(TaskDBError):
     """Not now (starting, draining, link down): try again."""
 

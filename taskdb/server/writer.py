@@ -30,6 +30,7 @@ from taskdb.server.answers import Answer, Answers
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
 from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
+from taskdb.store.codec import explained
 from taskdb.store.schema import Table
 from taskdb.wire.convert import Refused
 from taskdb.wire.status import from_kind
@@ -444,6 +445,8 @@ class Writer:
             self._close_peer(Unavailable(f"not written, send again: {error}"))
 
     def _fatal(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            error = explained(error)
         self._drop()
         self._close_peer(Unavailable("the daemon stops: see its log"))
         self._on_fatal(error)

@@ -15,6 +15,7 @@ from typing import Self
 import msgpack
 
 from taskdb import commands as c
+from taskdb.access import Daemon as Known
 from taskdb.client import Session
 from taskdb.model import Level, TaskFlag
 
@@ -110,7 +111,7 @@ class Daemon:
 class Recorder:
     """A Session with all it heard. It holds what was leased and not given back, as a scheduler does."""
 
-    def __init__(self, address: str, name: str = "scheduler-1"):
+    def __init__(self, address: str | Known, name: str = "scheduler-1"):
         self.results: list[tuple[int, c.Result, list[tuple[int, str, str, str]]]] = []
         self.states: list[tuple[str, str]] = []
         self.held: set[int] = set()

@@ -57,7 +57,7 @@ class Cluster:
         self._serve = serve
         self._scheduler_words = scheduler
         self._worker_words = worker
-        self._env = env or {}
+        self.env = dict(env or {})
         self._choose_ports()
 
     def _choose_ports(self) -> None:
@@ -136,7 +136,7 @@ class Cluster:
         return self.daemon
 
     def start_scheduler(self) -> Spawned:
-        self.scheduler = self.processes.start("scheduler", self.scheduler_command(self.port), self._env)
+        self.scheduler = self.processes.start("scheduler", self.scheduler_command(self.port), self.env)
         self.await_scheduler()
         return self.scheduler
 

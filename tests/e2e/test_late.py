@@ -27,7 +27,7 @@ def keys_of_worker(dask_worker: Any) -> list[str]:
 
 def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: int | None) -> None:
     """Its keys may mean other tasks by then; and they do mean others when it comes back to the scheduler after that."""
-    options = {"DASK_TASKDB__WORKERS_RETURN": "1s"}
+    waits = {"DASK_TASKDB__WORKERS_RETURN": "1s"}
     runs = tmp_path / "runs"
     with Cluster(
         tmp_path, window=window, workers=2, survive=True, worker_args=(("--name", "one"), ("--name", "two")), env=options
@@ -55,7 +55,9 @@ def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: i
             # From now on it is believed again.
             here = client.submit(f.count_run, str(runs), 2, key="here", workers=address)
             wait(here, timeout=PATIENCE_SECONDS)
-            cluster.restart_scheduler()
+            del cluster.env["DASK_TASKDB__WORKERS_RETURN"]
+            cluster.kill(cluster.scheduler)
+            cluster.start_scheduler()
             assert client.gather([new, here]) == [42, 2]
             assert lines(runs) == ["1", "1", "2"], "what it had finished does not run again"
             del old, new, here

@@ -30,7 +30,7 @@ def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: i
     waits = {"DASK_TASKDB__WORKERS_RETURN": "1s"}
     runs = tmp_path / "runs"
     with Cluster(
-        tmp_path, window=window, workers=2, survive=True, worker_args=(("--name", "one"), ("--name", "two")), env=options
+        tmp_path, window=window, workers=2, survive=True, worker_args=(("--name", "one"), ("--name", "two")), env=waits
     ) as cluster:
         with Client(cluster.address) as client:
             late = cluster.workers[0]

@@ -11,10 +11,10 @@ import click
 import taskdb
 from taskdb.cli import exits
 from taskdb.cli.added import Commands
+from taskdb.cli.listing import graphs, tasks
 from taskdb.cli.offline import backup, recover, restore, verify
-from taskdb.cli.online import explain, status, tasks
+from taskdb.cli.online import explain, status
 from taskdb.cli.serve import serve
-from taskdb.errors import TaskDBError
 
 
 @click.group(
@@ -29,6 +29,7 @@ def cli() -> None:
 
 cli.add_command(serve)
 cli.add_command(status)
+cli.add_command(graphs)
 cli.add_command(tasks)
 cli.add_command(explain)
 cli.add_command(verify)
@@ -38,7 +39,7 @@ cli.add_command(recover)
 
 
 def main() -> NoReturn:
-    """Run a command; every known error is one line on stderr and its exit code."""
+    """Run a command, to its exit code."""
     try:
         cli.main(standalone_mode=False)
         code = exits.OK
@@ -49,9 +50,6 @@ def main() -> NoReturn:
         code = error.exit_code
     except click.Abort:
         code = 130
-    except TaskDBError as error:
-        click.echo(f"taskdb: {error}", err=True)
-        code = exits.code_of(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is silent
         code = exits.OK

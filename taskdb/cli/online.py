@@ -1,9 +1,7 @@
-"""Commands that ask a running daemon: status, tasks, explain. They change nothing."""
+"""Commands that ask a running daemon: status, explain. They change nothing. What all online commands share."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -29,10 +27,10 @@ from taskdb.wire import taskdb_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP = f"Online: asks the daemon.\n\n{exits.HELP}"
+ONLINE_HELP = f"Online: asks the daemon.\n\n{exits.HELP}"
 
 
-def _online(command: F) -> F:
+def online_options(command: F) -> F:
     """The options every online command has."""
     url = click.option(
         "--url",
@@ -61,25 +59,11 @@ class Key(click.ParamType[bytes]):
             self.fail(str(error), param, ctx)
 
 
-class Cursor(click.ParamType[bytes]):
-    """What the last page said to go on with."""
-
-    name = "cursor"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        try:
-            return base64.b64decode(str(value).encode("ascii"), altchars=b"-_", validate=True)
-        except (binascii.Error, UnicodeEncodeError):
-            self.fail("is not a cursor of an earlier page", param, ctx)
-
-
 # ---------------------------------------------------------------------------------------------------------- status
 
 
-@click.command(help=f"What the database holds: tasks by state, submissions, size.\n\n{_HELP}")
-@_online
+@click.command(help=f"What the database holds: tasks by state, submissions, size.\n\n{ONLINE_HELP}")
+@online_options
 def status(url: str, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.status()
@@ -143,40 +127,11 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
                 "states": {x: graph.states.get(x, 0) for x in STATES},
                 "wanted": graph.wanted,
                 "unmade": graph.unmade,
+                "total": graph.total,
             }
             for graph in reply.graphs
         ],
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- tasks
-
-
-@click.command(help=f"List tasks, one page at a time.\n\n{_HELP}")
-@click.option("--graph", default="", help="Only of this submission.")
-@click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--prefix", default="", help="Only keys (or names in tuple keys) that begin with this.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Tasks on the page.")
-@click.option("--cursor", type=Cursor(), default=b"", help="Where the last page ended, as it said.")
-@_online
-def tasks(graph: str, state: str | None, prefix: str, limit: int, cursor: bytes, url: str, output: str, timeout: float) -> None:
-    with Client(url, timeout) as client:
-        # A filter that lets little through gives short pages: go on until this one is full.
-        found: list[pb.TaskInfo] = []
-        while True:
-            left = limit - len(found)
-            reply = client.list_tasks(submission=graph, state=state or "", prefix=prefix, cursor=cursor, limit=left)
-            found += reply.tasks
-            cursor = reply.cursor
-            if not cursor or len(found) >= limit:
-                break
-    following = base64.urlsafe_b64encode(cursor).decode()
-    if output == "json":
-        print_json({"tasks": [task_dict(x) for x in found], "cursor": following or None})
-        return
-    print_table(TASK_COLUMNS, [task_row(x) for x in found], TASK_NUMBERS)
-    if following:
-        click.echo(f"more: --cursor {following}", err=True)
 
 
 # --------------------------------------------------------------------------------------------------------- explain
@@ -184,11 +139,11 @@ def tasks(graph: str, state: str | None, prefix: str, limit: int, cursor: bytes,
 
 @click.command(
     help="Say why a task does not run. KEY is plain text, or a Python or JSON literal for a tuple: \"('x', 0)\"."
-    f" Exit code 1 if there is no such task.\n\n{_HELP}"
+    f" Exit code 1 if there is no such task.\n\n{ONLINE_HELP}"
 )
 @click.argument("key", type=Key())
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tasks listed of each kind.")
-@_online
+@online_options
 def explain(key: bytes, limit: int, url: str, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.explain(key, limit)

@@ -6,7 +6,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from taskdb.engine import queries
+from taskdb.engine import listing, queries
+from taskdb.engine.listing import Filters
+from taskdb.engine.reader import TaskInfo
 from taskdb.engine.recovery import clients, graphs, kept
 from taskdb.errors import LimitExceeded, StoreCorrupt
 from taskdb.limits import RESTORE_BYTES_SLICE, RESTORE_GRAPHS_SLICE
@@ -54,6 +56,7 @@ def status(txn: ReadTxn) -> pb.StatusReply:
                 states=graph.states,
                 wanted=graph.wanted,
                 unmade=graph.unmade,
+                total=graph.total,
             )
             for graph in found.graphs
         ],
@@ -88,7 +91,8 @@ def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
 
 
 def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:
-    page = queries.list_tasks(txn, request.submission, request.state, request.prefix, request.cursor, request.limit)
+    filters = Filters(request.submission, request.state, request.prefix, request.group, request.pattern, request.wanted)
+    page = listing.list_tasks(txn, filters, request.cursor, request.limit, request.sort, request.descending, request.after)
     return pb.ListTasksReply(tasks=[_info(x) for x in page.tasks], cursor=page.cursor)
 
 
@@ -122,7 +126,7 @@ def _stored(task: queries.StoredTask | None) -> pb.StoredTask:
     )
 
 
-def _info(task: queries.TaskInfo) -> pb.TaskInfo:
+def _info(task: TaskInfo) -> pb.TaskInfo:
     return pb.TaskInfo(
         id=task.id,
         key=task.key,
@@ -139,4 +143,5 @@ def _info(task: queries.TaskInfo) -> pb.TaskInfo:
         order=task.order,
         suspicious=task.suspicious,
         error=task.error,
+        token=task.token,
     )

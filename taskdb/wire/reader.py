@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import grpc
@@ -37,12 +37,31 @@ class Client:
         reply: pb.GetTasksReply = self._read("GetTasks", pb.GetTasksRequest(keys=keys, with_spec=with_spec))
         return list(reply.tasks)
 
-    def list_tasks(
-        self, *, submission: str = "", state: str = "", prefix: str = "", cursor: bytes = b"", limit: int = 100
-    ) -> pb.ListTasksReply:
-        request = pb.ListTasksRequest(submission=submission, state=state, prefix=prefix, cursor=cursor, limit=limit)
+    def list_tasks(self, *, cursor: bytes = b"", limit: int = 100, **filters: Any) -> pb.ListTasksReply:
+        """One page. `filters`: the fields of ListTasksRequest."""
+        request = pb.ListTasksRequest(cursor=cursor, limit=limit, **filters)
         reply: pb.ListTasksReply = self._read("ListTasks", request)
         return reply
+
+    def tasks(self, *, cursor: bytes = b"", page: int = 1_000, **filters: Any) -> Iterator[pb.TaskInfo]:
+        """All that pass, page after page, by id. Each page is a snapshot of its own."""
+        while True:
+            reply = self.list_tasks(cursor=cursor, limit=page, **filters)
+            yield from reply.tasks
+            cursor = reply.cursor
+            if not cursor:
+                return
+
+    def sorted_tasks(self, limit: int, **filters: Any) -> list[pb.TaskInfo]:
+        """The first `limit` by `sort`, of the whole store. Their tokens go on from there (`after`)."""
+        best: list[pb.TaskInfo] = []
+        cursor = b""
+        while True:
+            reply = self.list_tasks(cursor=cursor, limit=limit, **filters)
+            best = sorted([*best, *reply.tasks], key=lambda task: task.token)[:limit]
+            cursor = reply.cursor
+            if not cursor:
+                return best
 
     def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
         reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))

@@ -5,7 +5,7 @@ import pytest
 
 from taskdb import commands as c
 from taskdb.engine import queries
-from taskdb.errors import InvalidRequest
+from taskdb.engine.reader import key_text
 from taskdb.model import Level, TaskFlag
 from tests.support.engine_world import World
 
@@ -28,49 +28,7 @@ def test_status(world: World) -> None:
         status = queries.status(txn)
     assert (status.epoch, status.tasks, status.todo) == (1, 3, 0)
     assert status.states == {"waiting": 2, "queued": 1}
-    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("filters", "ids"),
-    [
-        ({}, [1, 2, 3]),
-        ({"submission": "g"}, [1, 2, 3]),
-        ({"submission": "none"}, []),
-        ({"state": "waiting"}, [2, 3]),
-        ({"state": "processing"}, []),
-        ({"prefix": "sum"}, [2]),
-        ({"submission": "g", "state": "queued", "prefix": "load"}, [1]),
-    ],
-)
-def test_list_tasks(world: World, filters: dict[str, str], ids: list[int]) -> None:
-    with world.store.read() as txn:
-        for limit in (1, 2, 100):
-            found, cursor = [], b""
-            while True:
-                page = queries.list_tasks(txn, cursor=cursor, limit=limit, **filters)  # type: ignore[arg-type]
-                assert len(page.tasks) <= limit
-                found += [task.id for task in page.tasks]
-                cursor = page.cursor
-                if not cursor:
-                    break
-            assert found == ids
-
-
-def test_list_tasks_bounds_its_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "LIST_SCAN_MAX", 2)
-    with world.store.read() as txn:
-        page = queries.list_tasks(txn, prefix="mean")
-        assert page.tasks == []
-        assert [task.id for task in queries.list_tasks(txn, prefix="mean", cursor=page.cursor).tasks] == [3]
-
-
-def test_list_tasks_refuses_what_it_does_not_know(world: World) -> None:
-    with world.store.read() as txn:
-        with pytest.raises(InvalidRequest):
-            queries.list_tasks(txn, state="lost")
-        with pytest.raises(InvalidRequest):
-            queries.list_tasks(txn, cursor=b"x")
+    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1, 0, 3)]
 
 
 def test_explain(world: World) -> None:
@@ -111,6 +69,6 @@ def test_every_state_has_a_reason(world: World) -> None:
 
 
 def test_key_text() -> None:
-    assert queries.key_text(msgpack.packb(("x", 1))) == "('x', 1)"
-    assert queries.key_text(msgpack.packb("x")) == "x"
-    assert queries.key_text(b"\xc1") == "b'\\xc1'"
+    assert key_text(msgpack.packb(("x", 1))) == "('x', 1)"
+    assert key_text(msgpack.packb("x")) == "x"
+    assert key_text(b"\xc1") == "b'\\xc1'"

@@ -209,7 +209,8 @@ class Pager(SchedulerPlugin):
         blame = resident.task.exception_blame
         cause = self.window.by_key.get(blame.key)
         if cause is None or not cause.id or cause is resident:
-            return Fail(resident.id, write_error(blame.exception, blame.traceback), blame.exception_text or "")
+            payload = write_error(blame.exception, blame.traceback)
+            return Fail(resident.id, payload, blame.exception_text or "", blame.traceback_text or "")
         return Blame(resident.id, cause.id)
 
     def _news(self, leases: list[Lease]) -> list[Lease]:

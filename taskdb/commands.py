@@ -150,6 +150,8 @@ class Fail:
     id: int
     payload: bytes
     text: str
+    #: For people, too; empty if it is not known.
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

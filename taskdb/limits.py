@@ -100,6 +100,12 @@ GROUPS_RESTORED_MAX = 10_000
 RESTORE_BYTES_SLICE = 1 * MIB
 RESTORE_GRAPHS_SLICE = 100
 
+#: Records `errors` looks at for one page: some 20 ms.
+ERRORS_SCAN_MAX = 5_000
+#: Characters of a failed task's message, and of its traceback (its end), that are kept for people.
+ERROR_TEXT_MAX = 4_096
+TRACEBACK_TEXT_MAX = 16_384
+
 #: Tasks in a blocking chain or a list of `explain`.
 EXPLAIN_TASKS_MAX = 100
 #: Queue entries counted by `explain` before it says "at least".

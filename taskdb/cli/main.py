@@ -11,6 +11,7 @@ import click
 import taskdb
 from taskdb.cli import exits
 from taskdb.cli.added import Commands
+from taskdb.cli.failures import errors
 from taskdb.cli.listing import graphs, tasks
 from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status
@@ -32,6 +33,7 @@ cli.add_command(status)
 cli.add_command(graphs)
 cli.add_command(tasks)
 cli.add_command(explain)
+cli.add_command(errors)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)

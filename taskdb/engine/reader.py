@@ -65,6 +65,16 @@ def key_name(key: bytes) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def prefix_text(name: str | bytes) -> str:
+    """What Dask calls the prefix, of a group's name or a packed key: its words up to a token or a number."""
+    first, *words = (name if isinstance(name, str) else key_name(name)).split("-")
+    for word in words:
+        if not word.isalpha() or (len(word) == 8 and all(letter in "0123456789abcdef" for letter in word)):
+            break
+        first += "-" + word
+    return first
+
+
 def _unpack(key: bytes) -> Any:
     try:
         return msgpack.unpackb(key, use_list=False, strict_map_key=False)

@@ -20,6 +20,7 @@ from taskdb.engine.transitions import (
 )
 from taskdb.engine.work import Todo, Work
 from taskdb.errors import InvalidRequest
+from taskdb.limits import ERROR_TEXT_MAX, TRACEBACK_TEXT_MAX
 from taskdb.model import Level
 from taskdb.store.codec import ErrorRecord, TaskRecord
 
@@ -88,7 +89,8 @@ def fail_task(work: Work, command: Fail) -> None:
     if task is None:
         work.result.release.append(command.id)  # as of any report
     else:
-        fail(work, task, ErrorRecord(0, command.text, command.payload))
+        record = ErrorRecord(0, command.text[:ERROR_TEXT_MAX], command.payload, command.traceback[-TRACEBACK_TEXT_MAX:])
+        fail(work, task, record)
 
 
 def blame(work: Work, command: Blame) -> None:

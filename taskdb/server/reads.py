@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from taskdb.engine import listing, queries
+from taskdb.engine import failures, listing, queries
 from taskdb.engine.listing import Filters
 from taskdb.engine.reader import TaskInfo
 from taskdb.engine.recovery import clients, graphs, kept
@@ -94,6 +94,26 @@ def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:
     filters = Filters(request.submission, request.state, request.prefix, request.group, request.pattern, request.wanted)
     page = listing.list_tasks(txn, filters, request.cursor, request.limit, request.sort, request.descending, request.after)
     return pb.ListTasksReply(tasks=[_info(x) for x in page.tasks], cursor=page.cursor)
+
+
+def errors(txn: ReadTxn, request: pb.ErrorsRequest) -> pb.ErrorsReply:
+    groups, cursor = failures.errors(txn, request.submission, request.cursor)
+    return pb.ErrorsReply(
+        groups=[
+            pb.ErrorGroup(
+                exception=group.exception,
+                prefix=group.prefix,
+                failed=group.failed,
+                key=group.key,
+                submission=group.submission,
+                text=group.text,
+                traceback=group.traceback,
+                blamed=group.blamed,
+            )
+            for group in groups
+        ],
+        cursor=cursor,
+    )
 
 
 def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:

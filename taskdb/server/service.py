@@ -272,6 +272,9 @@ class Service(pb_grpc.TaskDBServicer):
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksReply:
         return await self._read(context, lambda txn: reads.list_tasks(txn, request))
 
+    async def Errors(self, request: pb.ErrorsRequest, context: Any) -> pb.ErrorsReply:
+        return await self._read(context, lambda txn: reads.errors(txn, request))
+
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:
         return await self._read(context, lambda txn: reads.explain(txn, request))
 

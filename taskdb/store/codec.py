@@ -326,11 +326,18 @@ class ErrorRecord:
     cause: int = 0
     text: str = ""
     payload: bytes = b""
+    traceback: str = ""
+
+
+#: Set in the size of the text: a traceback follows. (Records of format 3 have none.)
+_TRACEBACK = 1 << 31
 
 
 def encode_error(record: ErrorRecord) -> bytes:
-    text = record.text.encode()
-    return U64.pack(record.cause) + pack(">I", len(text)) + text + record.payload
+    text, traceback = record.text.encode(errors="replace"), record.traceback.encode(errors="replace")
+    if not traceback:
+        return U64.pack(record.cause) + pack(">I", len(text)) + text + record.payload
+    return U64.pack(record.cause) + pack(">II", len(text) | _TRACEBACK, len(traceback)) + text + traceback + record.payload
 
 
 def decode_error(data: bytes) -> ErrorRecord:
@@ -338,7 +345,11 @@ def decode_error(data: bytes) -> ErrorRecord:
     try:
         (cause,) = U64.unpack(data[:8])
         (size,) = unpack(">I", data[8:12])
-        return ErrorRecord(cause, data[12 : 12 + size].decode(), data[12 + size :])
+        if not size & _TRACEBACK:
+            return ErrorRecord(cause, data[12 : 12 + size].decode(), data[12 + size :])
+        start = 16 + (size & ~_TRACEBACK)
+        stop = start + int(unpack(">I", data[12:16])[0])
+        return ErrorRecord(cause, data[16:start].decode(), data[stop:], data[start:stop].decode())
     except (error, UnicodeDecodeError):
         raise StoreCorrupt("an error record cannot be read") from None
 

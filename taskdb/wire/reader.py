@@ -63,6 +63,21 @@ class Client:
             if not cursor:
                 return best
 
+    def errors(self, submission: str = "") -> list[pb.ErrorGroup]:
+        """Those that most tasks failed with first."""
+        groups: dict[tuple[str, str], pb.ErrorGroup] = {}
+        cursor = b""
+        while True:
+            reply = self._read("Errors", pb.ErrorsRequest(submission=submission, cursor=cursor))
+            for group in reply.groups:
+                known = groups.setdefault((group.exception, group.prefix), group)
+                if known is not group:
+                    known.failed += group.failed
+                    known.blamed += group.blamed
+            cursor = reply.cursor
+            if not cursor:
+                return sorted(groups.values(), key=lambda group: (-group.failed - group.blamed, group.exception, group.prefix))
+
     def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
         reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
         return reply

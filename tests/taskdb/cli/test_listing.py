@@ -23,7 +23,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             run_of = c.AddTasks("graph-1", 0, keys, [b"spec"] * 4, [1] * 4, groups=[0] * 4, new_groups=["x-group"])
             await scheduler.ask(begin("graph-1"), run_of, c.SealGraph("graph-1"), c.Credit(2, 2, 0))
             await scheduler.ask(scheduler.finish([1]), *graph("other-2", [key("z")], "client-2"))
-            await scheduler.ask(c.Fail(5, b"payload", "ValueError('no')"))
+            await scheduler.ask(c.Fail(5, b"payload", "ValueError('no')", "  File \"z.py\", line 7, in z"))
             await scheduler.durable()
 
     with Daemon(tmp_path_factory.mktemp("listing")) as daemon:
@@ -79,6 +79,17 @@ def test_sorted_pages_follow_each_other(daemon: Daemon) -> None:
     second = ask(daemon, "tasks", "--sort", "priority", "--descending", "--limit", "3", "--cursor", first["cursor"])
     assert [task["id"] for task in first["tasks"] + second["tasks"]] == [4, 3, 2, 1, 5]
     assert second["cursor"] is None
+
+
+@pytest.mark.e2e
+def test_errors(daemon: Daemon) -> None:
+    (group,) = ask(daemon, "errors")["errors"]
+    assert (group["exception"], group["prefix"], group["failed"], group["key"]) == ("ValueError", "z", 1, "z")
+    assert ask(daemon, "errors", "--graph", "graph-1") == {"errors": []}
+    words = invoke(daemon, "errors").stdout
+    assert "ValueError('no')" in words
+    assert 'File "z.py", line 7' in words
+    assert 'File "z.py"' not in invoke(daemon, "errors", "--no-traceback").stdout
 
 
 @pytest.mark.e2e

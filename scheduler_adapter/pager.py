@@ -189,6 +189,7 @@ class Pager(SchedulerPlugin):
         that a finished task, told in the same breath, needed."""
         out: list[Command] = []
         rows: list[tuple[int, Level, int, int, int]] = []
+        runs: list[tuple[str, float, float] | None] = []
         changes = self.window.changes()
         changes.sort(key=lambda change: _REPORT_ORDER[change[1]])
         seq = 0 if self.session is None else self.session.last_seq + 1
@@ -201,8 +202,10 @@ class Pager(SchedulerPlugin):
                 continue
             nbytes = ts.nbytes if level is Level.MEMORY else -1
             rows.append((resident.id, level, nbytes, *resident.failures))
+            runs.append(resident.ran if level is Level.MEMORY else None)
+            resident.ran = None
         if rows:
-            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True))))
+            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True)), **_run_columns(runs)))
         return out
 
     def _failure(self, resident: Resident) -> Command:
@@ -340,6 +343,8 @@ class Pager(SchedulerPlugin):
             logger.critical("the adapter failed to follow %r from %s to %s", key, start, finish, exc_info=True)
             self.on_fault(repr(e))
             raise
+        if finish == "memory" and "startstops" in kwargs and self.session is not None and self.session.history:
+            resident.ran = _ran(kwargs)
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
                 self.forgotten.end(key)
@@ -477,6 +482,28 @@ class Pager(SchedulerPlugin):
         self.scheduler.client_send(
             erred.client, {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
         )
+
+
+def _ran(message: dict[str, Any]) -> tuple[str, float, float] | None:
+    """Worker, begin and seconds, of what stock says of a task that has finished."""
+    for part in message["startstops"] or ():
+        if part["action"] == "compute":
+            return message.get("worker", ""), part["start"], part["stop"] - part["start"]
+    return None
+
+
+def _run_columns(runs: list[tuple[str, float, float] | None]) -> dict[str, Any]:
+    """Columns of a Report; none if nothing ran."""
+    if not any(runs):
+        return {}
+    places: dict[str, int] = {}
+    filled = [run or ("", 0.0, 0.0) for run in runs]
+    return {
+        "ran_on": [places.setdefault(worker, len(places) + 1) if worker else 0 for worker, _, _ in filled],
+        "began": [began for _, began, _ in filled],
+        "seconds": [seconds for _, _, seconds in filled],
+        "workers": list(places),
+    }
 
 
 _REPORT_ORDER = {Level.MEMORY: 0, Level.ERRED: 1, Level.RELEASED: 2, Level.HELD: 3, Level.OUT: 4}

@@ -105,6 +105,8 @@ class Session:
         self._heard = 0
         #: Last seq that is on disk.
         self.durable_seq = 0
+        #: The daemon keeps a history: reports may say where and when tasks ran.
+        self.history = False
         #: Batches that are not durable, oldest first.
         self._unacked: deque[tuple[int, pb.SessionRequest]] = deque()
         #: Batches to be written to the link, oldest first.
@@ -284,6 +286,7 @@ class Session:
         except BaseException:
             call.cancel()
             raise
+        self.history = reply.attached.history
         return _Link(call), reply.attached
 
     async def _run(self, link: _Link) -> None:

@@ -16,6 +16,7 @@ from taskdb.cli.listing import graphs, tasks
 from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status
 from taskdb.cli.serve import serve
+from taskdb.cli.story import story
 
 
 @click.group(
@@ -34,6 +35,7 @@ cli.add_command(graphs)
 cli.add_command(tasks)
 cli.add_command(explain)
 cli.add_command(errors)
+cli.add_command(story)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from taskdb.engine.endings import abort_some, end_some, unexpect_some
 from taskdb.engine.growth import end_growth
 from taskdb.engine.reports import fail_dependents, retry_task, revive_dependents
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import RELEASED, activate, forget, linked, needed, put_back, release_unneeded
 from taskdb.engine.wants import cancel_task, drop_some
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.store.schema import U64, Table
 
 

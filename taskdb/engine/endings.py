@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.engine.refs import next_run
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import PROCESSING, put_back, recheck
 from taskdb.engine.wants import client_of, remove_name, remove_want
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.store.codec import UNGROWN, GraphRecord, GraphStatus, TaskRecord
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
 

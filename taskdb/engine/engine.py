@@ -13,9 +13,11 @@ from taskdb.commands import Lease, Result
 from taskdb.engine import growth, ingest, recovery, reports, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
+from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_graph
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
 from taskdb.limits import (
     BATCH_COMMANDS_MAX,
@@ -41,10 +43,14 @@ class Engine:
         #: The last call's records, of use to the next one if it is in the same transaction; None after an error.
         self._former: Work | None = None
         self._rules: dict[tuple[int, str], StoredRule] = {}
+        #: Gathers what becomes of tasks, for whoever keeps a history.
+        self.moves: Moves | None = None
 
     def _work(self, txn: WriteTxn, epoch: int) -> Work:
         former, self._former = self._former, None
-        return Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
+        work = Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
+        work.moves = self.moves
+        return work
 
     def _done(self, work: Work) -> Result:
         result = work.flush()

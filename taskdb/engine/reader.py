@@ -136,11 +136,14 @@ class Reader:
         return task_id, record
 
     def submission(self, graph_id: int) -> str:
+        graph = self.graph(graph_id)
+        return "" if graph is None else graph.submission
+
+    def graph(self, graph_id: int) -> GraphRecord | None:
         if graph_id not in self._graphs:
             data = self.txn.get(Table.GRAPHS, U64.pack(graph_id))
             self._graphs[graph_id] = None if data is None else decode_graph(graph_id, data)
-        graph = self._graphs[graph_id]
-        return "" if graph is None else graph.submission
+        return self._graphs[graph_id]
 
     def group(self, graph_id: int, index: int) -> str:
         if index == NO_GROUP:

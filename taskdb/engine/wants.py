@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from taskdb.commands import Cancelled, WantState
 from taskdb.engine.refs import client_name, find_client
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import CANCEL_FORCE, CANCEL_LOST, ERRED, MEMORY, cause_of, recheck
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import LimitExceeded
 from taskdb.limits import CLIENT_BYTES_MAX
 from taskdb.model import TaskState

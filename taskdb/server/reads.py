@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from taskdb.engine import failures, listing, queries
+from taskdb.engine import failures, listing, queries, stories
 from taskdb.engine.listing import Filters
 from taskdb.engine.reader import TaskInfo
 from taskdb.engine.recovery import clients, graphs, kept
 from taskdb.errors import LimitExceeded, StoreCorrupt
 from taskdb.limits import RESTORE_BYTES_SLICE, RESTORE_GRAPHS_SLICE
+from taskdb.server.recorder import history_bytes
 from taskdb.store.base import ReadTxn, Store
 from taskdb.store.schema import FORMAT_VERSION, Meta, Table, meta_key
 from taskdb.wire import taskdb_pb2 as pb
@@ -45,6 +46,7 @@ def status(txn: ReadTxn) -> pb.StatusReply:
         tasks=found.tasks,
         states=found.states,
         todo=found.todo,
+        history_bytes=history_bytes(txn),
         graphs=[
             pb.GraphStatus(
                 submission=graph.submission,
@@ -114,6 +116,15 @@ def errors(txn: ReadTxn, request: pb.ErrorsRequest) -> pb.ErrorsReply:
         ],
         cursor=cursor,
     )
+
+
+def story(txn: ReadTxn, request: pb.StoryRequest) -> pb.StoryReply:
+    found = stories.story(txn, request.key, request.limit)
+    events = [
+        pb.StoryEvent(time=x.time, id=x.id, what=x.what, submission=x.submission, worker=x.worker, seconds=x.seconds, text=x.text)
+        for x in found.events
+    ]
+    return pb.StoryReply(id=found.id, events=events, since=found.since, more=found.more)
 
 
 def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import deque
@@ -16,7 +17,7 @@ import grpc.aio
 import taskdb
 from taskdb import commands as c
 from taskdb.errors import InvalidRequest, StaleEpoch, TaskDBError, Unavailable
-from taskdb.server import reads
+from taskdb.server import histories, reads
 from taskdb.server.writer import Writer
 from taskdb.store.base import ReadTxn, Store
 from taskdb.wire import convert, status
@@ -233,6 +234,7 @@ class Service(pb_grpc.TaskDBServicer):
             version=taskdb.__version__,
             orphans=0 if attach.epoch else self._writer.held(),
             leases_lost=link.leases_lost,
+            history=self._writer.recorder is not None,
         )
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
@@ -264,6 +266,7 @@ class Service(pb_grpc.TaskDBServicer):
         reply.scheduler_attached = self._writer.attached
         reply.store_bytes = self._store.size_bytes()
         reply.store_bytes_max = self._info.bytes_max
+        reply.used_bytes = self._store.used_bytes()
         reply.uptime_seconds = time.monotonic() - self._began
         reply.commits = self._writer.commits
         reply.commit_seconds_last = self._writer.commit_seconds_last
@@ -281,6 +284,21 @@ class Service(pb_grpc.TaskDBServicer):
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
         self._writer.flush()  # so that a scheduler reads what it has written
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
+
+    async def Story(self, request: pb.StoryRequest, context: Any) -> pb.StoryReply:
+        self._writer.flush()
+        return await self._read(context, lambda txn: reads.story(txn, request))
+
+    async def History(self, request: pb.HistoryRequest, context: Any) -> None:
+        self._writer.flush()
+        number = 0
+        while True:
+            # A snapshot each: the whole may take long.
+            reply, number = await self._read(context, functools.partial(histories.stretch, submission=request.submission, number=number))
+            if reply is not None:
+                await context.write(reply)
+            if not number:
+                return
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> None:
         self._writer.flush()

@@ -26,8 +26,9 @@ from taskdb.engine.engine import Engine
 from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
-from taskdb.server.answers import Answer, Answers
+from taskdb.server.answers import Answer, Answers, merge
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.recorder import Recorder
 from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.schema import Table
@@ -82,6 +83,10 @@ class Writer:
         #: The peer has begun its epoch and said nothing yet: it reads what there is, and nothing changes before it is ready to hear of it.
         self._restoring = False
         self._answers = Answers()
+        #: Keeps the history, if there is to be one.
+        self.recorder = Recorder(config.history_bytes_max) if config.history_bytes_max else None
+        if self.recorder is not None:
+            engine.moves = self.recorder.moves
         #: Tasks forgotten in the open transaction, by submission and group: told once that is on disk, so that nothing is counted twice.
         self._forgotten: Counter[tuple[str, str]] = Counter()
         self._depths = (0, 0)
@@ -345,6 +350,8 @@ class Writer:
         result.ready = txn.count(Table.READY)
         result.queued = result.ready + txn.count(Table.AHEAD)
         self._depths = result.queued, result.ready
+        if self.recorder is not None:
+            self.recorder.note(txn)
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
@@ -405,6 +412,8 @@ class Writer:
         assert txn is not None
         began = time.perf_counter()
         counts = self._counts(txn)
+        if self.recorder is not None:
+            self.recorder.write(txn)
         txn.commit()
         self._txn = None
         self._uncommitted = 0
@@ -455,6 +464,8 @@ class Writer:
         self._seq = 0
         self._dropped = self._leases_lost = True
         self._forgotten.clear()
+        if self.recorder is not None:
+            self.recorder.dropped()
         if txn is not None:
             txn.abort()
 
@@ -474,19 +485,6 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
-
-
-def merge(into: c.Result, more: c.Result) -> None:
-    if more:
-        into.added += more.added
-        into.leases += more.leases
-        into.release += more.release
-        into.wants += more.wants
-        into.erred += more.erred
-        into.cancelled += more.cancelled
-        into.forgotten += more.forgotten
-        into.adopted += more.adopted
-        into.whole += more.whole
 
 
 def _is_fatal(error: BaseException) -> bool:

@@ -62,6 +62,7 @@ class TaskRecord:
         "state",
         "stored_held",
         "stored_queue",
+        "stored_state",
         "suspicious",
         "waiting_on",
         "wants",
@@ -89,6 +90,8 @@ class TaskRecord:
     dirty: bool
     #: The queue it stands in on disk: 0 none, 1 ready, 2 ahead.
     stored_queue: int
+    #: Its state on disk; 0: it is new.
+    stored_state: int
     #: It stands in the holds on disk.
     stored_held: bool
     #: Its hold is to be written anew: the scheduler of this epoch has it.
@@ -126,7 +129,7 @@ def decode_task(task_id: int, data: bytes) -> TaskRecord:
         ) = _TASK.unpack(data)
     except error:
         raise StoreCorrupt(f"task {task_id}: record of {len(data)} bytes, not {_TASK.size}") from None
-    task.state = state
+    task.state = task.stored_state = state
     task.waiting_on = waiting_on
     task.deps = None
     task.dirty = False

@@ -78,6 +78,10 @@ def _report_to_proto(command: c.Report) -> pb.Command:
             nbytes=command.nbytes,
             retries=command.retries,
             suspicious=command.suspicious,
+            ran_on=command.ran_on,
+            began=command.began,
+            seconds=command.seconds,
+            workers=command.workers,
         )
     )
 
@@ -174,7 +178,17 @@ def _levels(command: str, values: Iterable[int]) -> list[Level]:
 def _report_from_proto(message: pb.Command) -> c.Report:
     report = message.report
     named = _levels("Report", report.levels)
-    return c.Report(list(report.ids), named, list(report.nbytes), list(report.retries), list(report.suspicious))
+    return c.Report(
+        list(report.ids),
+        named,
+        list(report.nbytes),
+        list(report.retries),
+        list(report.suspicious),
+        list(report.ran_on),
+        list(report.began),
+        list(report.seconds),
+        list(report.workers),
+    )
 
 
 _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import grpc
 
-from taskdb.errors import Unavailable
+from taskdb.errors import TaskDBError, Unavailable
 from taskdb.wire import status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
@@ -78,6 +78,20 @@ class Client:
             if not cursor:
                 return sorted(groups.values(), key=lambda group: (-group.failed - group.blamed, group.exception, group.prefix))
 
+    def story(self, key: bytes, limit: int = 0) -> pb.StoryReply:
+        reply: pb.StoryReply = self._read("Story", pb.StoryRequest(key=key, limit=limit))
+        return reply
+
+    def history(self, submission: str = "") -> Iterator[pb.HistoryReply]:
+        """All the history has, in order, or what it has of a graph."""
+        call = self._stub.History(pb.HistoryRequest(submission=submission))
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+        finally:
+            call.cancel()
+
     def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
         reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
         return reply
@@ -86,7 +100,10 @@ class Client:
         try:
             return getattr(self._stub, method)(request, timeout=self._timeout_seconds)
         except grpc.RpcError as error:
-            explained = status.from_rpc_error(error, self.address)
-            if isinstance(explained, Unavailable) and error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise unreachable(self.address, error.details()) from None
-            raise explained from None
+            raise self._explain(error) from None
+
+    def _explain(self, error: grpc.RpcError) -> TaskDBError:
+        explained = status.from_rpc_error(error, self.address)
+        if isinstance(explained, Unavailable) and error.code() is grpc.StatusCode.UNAVAILABLE:
+            return unreachable(self.address, error.details())
+        return explained

@@ -23,7 +23,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             run_of = c.AddTasks("graph-1", 0, keys, [b"spec"] * 4, [1] * 4, groups=[0] * 4, new_groups=["x-group"])
             await scheduler.ask(begin("graph-1"), run_of, c.SealGraph("graph-1"), c.Credit(2, 2, 0))
             await scheduler.ask(scheduler.finish([1]), *graph("other-2", [key("z")], "client-2"))
-            await scheduler.ask(c.Fail(5, b"payload", "ValueError('no')", "  File \"z.py\", line 7, in z"))
+            await scheduler.ask(c.Fail(5, b"payload", "ValueError('no')", '  File "z.py", line 7, in z'))
             await scheduler.durable()
 
     with Daemon(tmp_path_factory.mktemp("listing")) as daemon:
@@ -90,6 +90,18 @@ def test_errors(daemon: Daemon) -> None:
     assert "ValueError('no')" in words
     assert 'File "z.py", line 7' in words
     assert 'File "z.py"' not in invoke(daemon, "errors", "--no-traceback").stdout
+
+
+@pytest.mark.e2e
+def test_story(daemon: Daemon) -> None:
+    events = ask(daemon, "story", "('x', 0)")["events"]
+    assert [event["what"] for event in events] == ["came", "queued", "processing", "memory"]
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    words = invoke(daemon, "story", "z").stdout
+    assert "failed  ValueError('no')" in words
+    nothing = invoke(daemon, "story", "never")
+    assert (nothing.exit_code, nothing.stdout) == (1, "")
+    assert "it begins" in nothing.stderr
 
 
 @pytest.mark.e2e

@@ -22,6 +22,7 @@ from taskdb.limits import LIST_NAMES_MAX, LIST_SCAN_MAX, LIST_TASKS_MAX
 from taskdb.model import TaskState
 from taskdb.store.base import ReadTxn
 from taskdb.store.columns import TASK, record_columns
+from taskdb.store.history import StoredBlock
 from taskdb.store.schema import U64, Table
 
 #: What tasks are sorted by -> the field of their record.
@@ -35,6 +36,9 @@ SORTS = {
 }
 #: Records decoded at a time.
 _CHUNK = 4_096
+#: Places in a block of the history, and the records that reading one is worth.
+_BLOCK = 1 << 20
+_BLOCK_COST = 2_000
 #: Where tasks of a state, and few others, are found.
 _INDEX = {TaskState.PROCESSING: Table.HOLDS, TaskState.MEMORY: Table.HOLDS, TaskState.ERRED: Table.ERRORS}
 
@@ -55,6 +59,8 @@ class Filters:
     pattern: str = ""
     #: Somebody wants its result.
     wanted: bool = False
+    #: Address of the worker that computed it, as far as the history reaches. One that was computed twice may come twice.
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class _Chunk:
     records: np.ndarray
     #: Cursor of what comes after.
     next: int
+    #: Records that finding these was worth.
+    cost: int
 
 
 def list_tasks(
@@ -108,7 +116,7 @@ def list_tasks(
             task = reader.task(int(chunk.ids[at]))
             if task is not None and passes.name(task.id):
                 tasks.append(reader.info(task))
-        seen += len(chunk.ids) or 1
+        seen += chunk.cost
         if seen >= LIST_SCAN_MAX:
             return TaskPage(tasks, U64.pack(chunk.next))
     return TaskPage(tasks, b"")
@@ -144,7 +152,7 @@ def _sorted(reader: Reader, passes: _Passes, filters: Filters, start: int, limit
         ids = chunk.ids[mask]
         found = sorted(zip(order.tokens(ids, chunk.records[mask]).tolist(), ids.tolist()))
         best = _merge(best, found, limit, order.after, passes)
-        seen += len(chunk.ids) or 1
+        seen += chunk.cost
         if seen >= LIST_SCAN_MAX or passes.names_read >= LIST_NAMES_MAX:
             rest = U64.pack(chunk.next)
             break
@@ -227,6 +235,9 @@ class _Passes:
 def _chunks(reader: Reader, filters: Filters, start: int) -> Iterator[_Chunk]:
     """Every task that may pass, in a fixed order, from a cursor on."""
     txn = reader.txn
+    if filters.worker:
+        yield from _of_worker(txn, filters.worker, start)
+        return
     if filters.submission:
         yield from _of_graph(txn, find_graph(txn, filters.submission), start)
         return
@@ -235,12 +246,26 @@ def _chunks(reader: Reader, filters: Filters, start: int) -> Iterator[_Chunk]:
         pairs = txn.scan(Table.TASKS, U64.pack(start))
         while some := list(islice(pairs, _CHUNK)):
             ids, records = record_columns(some)
-            yield _Chunk(ids, ids, records, int(ids[-1]) + 1)
+            yield _Chunk(ids, ids, records, int(ids[-1]) + 1, len(ids))
         return
     keys = (key for key, _ in txn.scan(table, U64.pack(start)))
     while listed := list(islice(keys, _CHUNK)):
         ids, records = record_columns([(key, data) for key in listed if (data := txn.get(Table.TASKS, key)) is not None])
-        yield _Chunk(ids, ids, records, int.from_bytes(listed[-1]) + 1)
+        yield _Chunk(ids, ids, records, int.from_bytes(listed[-1]) + 1, len(listed))
+
+
+def _of_worker(txn: ReadTxn, worker: str, start: int) -> Iterator[_Chunk]:
+    """Positions are numbers of blocks of the history, and places in them."""
+    for number_key, data in txn.scan(Table.HISTORY, U64.pack(start // _BLOCK)):
+        first = int.from_bytes(number_key) * _BLOCK
+        found: dict[int, int] = {}
+        for place, (task_id, by, _, _) in enumerate(StoredBlock(data).columns().runs):
+            if by == worker and first + place >= start:
+                found.setdefault(task_id, first + place)
+        there = [(U64.pack(task_id), place) for task_id, place in found.items()]
+        pairs = [(key, record, place) for key, place in there if (record := txn.get(Table.TASKS, key)) is not None]
+        ids, records = record_columns([(key, record) for key, record, _ in pairs])
+        yield _Chunk(np.array([place for *_, place in pairs], np.uint64), ids, records, first + _BLOCK, _BLOCK_COST)
 
 
 def _of_graph(txn: ReadTxn, graph_id: int, start: int) -> Iterator[_Chunk]:
@@ -253,10 +278,10 @@ def _of_graph(txn: ReadTxn, graph_id: int, start: int) -> Iterator[_Chunk]:
         while some := list(islice(pairs, _CHUNK)):
             ids, records = record_columns(some)
             positions = (ids - np.uint64(first_id) + np.uint64(first)).astype(np.uint64)
-            yield _Chunk(positions, ids, records, int(positions[-1]) + 1)
+            yield _Chunk(positions, ids, records, int(positions[-1]) + 1, len(ids))
         start = last + 1
         nothing = np.empty(0, np.uint64)
-        yield _Chunk(nothing, nothing, np.empty(0, TASK), start)  # the work is bounded even if nothing is left of any run
+        yield _Chunk(nothing, nothing, np.empty(0, TASK), start, 1)  # the work is bounded even if nothing is left of any run
 
 
 __all__ = ["SORTS", "Filters", "TaskPage", "list_tasks"]

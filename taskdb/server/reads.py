@@ -93,7 +93,7 @@ def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
 
 
 def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:
-    filters = Filters(request.submission, request.state, request.prefix, request.group, request.pattern, request.wanted)
+    filters = Filters(request.submission, request.state, request.prefix, request.group, request.pattern, request.wanted, request.worker)
     page = listing.list_tasks(txn, filters, request.cursor, request.limit, request.sort, request.descending, request.after)
     return pb.ListTasksReply(tasks=[_info(x) for x in page.tasks], cursor=page.cursor)
 

@@ -6,6 +6,8 @@ import msgpack
 import pytest
 
 from taskdb import commands as c
+from taskdb.engine import listing
+from taskdb.engine.listing import Filters
 from taskdb.engine.records import unreadable
 from taskdb.engine.stories import Event, story
 from taskdb.errors import StoreCorrupt
@@ -83,6 +85,26 @@ def test_a_key_that_means_another_task_by_now() -> None:
         (5, "queued", "again"),
     ]
     assert [event.id for event in kept.story(KEYS[1], 2)] == [5, 5]
+
+
+def test_tasks_that_a_worker_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "BLOCK_MOVES", 1)
+    monkeypatch.setattr(listing, "LIST_SCAN_MAX", 1)
+    kept = Kept()
+    kept.graph()
+    for task_id, worker in ((1, "a"), (2, "b"), (3, "a")):
+        kept.do(c.Report([task_id], [Level.HELD]))
+        kept.do(c.Report([task_id], [Level.MEMORY], [8], ran_on=[1], began=[102.5], seconds=[0.25], workers=[worker]))
+    for worker, ids in (("a", [1, 3]), ("b", [2]), ("c", [])):
+        found, cursor = [], b""
+        with kept.world.store.read() as txn:
+            while not found or cursor:
+                page = listing.list_tasks(txn, Filters(worker=worker, submission="g"), cursor, 1)
+                found += [task.id for task in page.tasks]
+                cursor = page.cursor
+                if not cursor:
+                    break
+        assert found == ids
 
 
 def test_failures_are_told() -> None:

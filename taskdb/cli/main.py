@@ -15,6 +15,7 @@ from taskdb.cli.failures import errors
 from taskdb.cli.listing import graphs, tasks
 from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status
+from taskdb.cli.prune import prune
 from taskdb.cli.serve import serve
 from taskdb.cli.story import story
 
@@ -36,6 +37,7 @@ cli.add_command(tasks)
 cli.add_command(explain)
 cli.add_command(errors)
 cli.add_command(story)
+cli.add_command(prune)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskdb.engine.endings import abort_some, end_some, unexpect_some
+from taskdb.engine.endings import abort_some, end_some, prune_some, unexpect_some
 from taskdb.engine.growth import end_growth
 from taskdb.engine.reports import fail_dependents, retry_task, revive_dependents
 from taskdb.engine.todo import Todo
@@ -37,6 +37,8 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
         return abort_some(work, a, cursor, items_max)
     if kind == Todo.GIVE_BACK:
         return _give_back(work, cursor, items_max)
+    if kind == Todo.PRUNE:
+        return prune_some(work, a, cursor, items_max)
     if kind == Todo.END:
         return end_some(work, a, items_max)
     task = work.task(b if kind == Todo.CANCEL else a)

@@ -213,6 +213,15 @@ class Engine:
         result = self._done(work)
         return result, txn.count(Table.TODO) > 0
 
+    def prune(self, txn: WriteTxn, submissions: Sequence[str]) -> None:
+        """Have these graphs forgotten, in the background: the wants of their tasks end, and clients are told that they are cancelled. What
+        tasks of other graphs depend on stays. Unknown ones are left out."""
+        work = self._work(txn, current_epoch(txn))
+        for submission in submissions:
+            if graph_id := find_graph(txn, submission):
+                work.push(Todo.PRUNE, graph_id)
+        self._done(work)
+
     def may_grow(self, txn: ReadTxn) -> bool:
         """Whether there is a rule of which more is to be made now."""
         return txn.count(Table.GROWTH) > 0 and growth.hungry(txn)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from taskdb.engine.reader import Reader, TaskInfo, key_text, state_name
 from taskdb.engine.refs import find_key, ruled_tasks, unmade_by_group
+from taskdb.errors import InvalidRequest
 from taskdb.limits import EXPLAIN_QUEUE_MAX, EXPLAIN_TASKS_MAX
 from taskdb.model import TaskState
 from taskdb.store.base import ReadTxn
@@ -102,6 +103,23 @@ def status(txn: ReadTxn) -> Status:
         )
     epoch = txn.get(Table.META, meta_key(Meta.EPOCH))
     return Status(0 if epoch is None else U64.unpack(epoch)[0], sum(totals), _states(totals), txn.count(Table.TODO), graphs)
+
+
+def finished_graphs(txn: ReadTxn, submissions: Sequence[str], submitted_before: float) -> list[GraphInfo]:
+    """Graphs that have nothing left to do: those of these names, and those that were submitted before a time. Raises InvalidRequest for a
+    name that is unknown, or of a graph that has something left."""
+    graphs = {graph.submission: graph for graph in status(txn).graphs}
+    for name in submissions:
+        if name not in graphs:
+            raise InvalidRequest(f"there is no graph {name}")
+        if not _finished(graphs[name]):
+            raise InvalidRequest(f"graph {name} has unfinished tasks: cancel them first (taskdb cancel --graph {name}), or wait")
+    named = set(submissions)
+    return [graph for graph in graphs.values() if graph.submission in named or (_finished(graph) and graph.submitted < submitted_before)]
+
+
+def _finished(graph: GraphInfo) -> bool:
+    return graph.sealed and not graph.unmade and not any(graph.states.get(name) for name in ("waiting", "queued", "processing"))
 
 
 # ------------------------------------------------------------------------------------------------------------- explain

@@ -37,3 +37,5 @@ class Todo(IntEnum):
     END = 11
     #: (epoch, 0) -> next task: what epochs before this one held is lost, or not begun.
     GIVE_BACK = 12
+    #: (graph, 0) -> next index: end all wants of its tasks, so that it is forgotten.
+    PRUNE = 13

@@ -171,7 +171,7 @@ def cancel_task(work: Work, number: int, task: TaskRecord, cursor: int, items_ma
                 return 0
         elif number == CANCEL_LOST and task.state == MEMORY:
             return 0
-        _end_wants(work, number, task)
+        end_wants(work, number, task)
     items = 0
     if task.links:
         for first, ids in work.segments(task.id, cursor):
@@ -198,7 +198,8 @@ def _wanted_by_other(work: Work, number: int, task: TaskRecord) -> bool:
     return False
 
 
-def _end_wants(work: Work, number: int, task: TaskRecord) -> None:
+def end_wants(work: Work, number: int, task: TaskRecord) -> None:
+    """Those of one client, or of all (CANCEL_FORCE, CANCEL_LOST). Clients that can be told are."""
     if not task.wants:
         return
     numbers = [number]

@@ -47,22 +47,28 @@ def status(txn: ReadTxn) -> pb.StatusReply:
         states=found.states,
         todo=found.todo,
         history_bytes=history_bytes(txn),
-        graphs=[
-            pb.GraphStatus(
-                submission=graph.submission,
-                client=graph.client,
-                label=graph.label,
-                submitted=graph.submitted,
-                sealed=graph.sealed,
-                tasks=graph.tasks,
-                states=graph.states,
-                wanted=graph.wanted,
-                unmade=graph.unmade,
-                total=graph.total,
-            )
-            for graph in found.graphs
-        ],
+        graphs=[_graph(graph) for graph in found.graphs],
     )
+
+
+def _graph(graph: queries.GraphInfo) -> pb.GraphStatus:
+    return pb.GraphStatus(
+        submission=graph.submission,
+        client=graph.client,
+        label=graph.label,
+        submitted=graph.submitted,
+        sealed=graph.sealed,
+        tasks=graph.tasks,
+        states=graph.states,
+        wanted=graph.wanted,
+        unmade=graph.unmade,
+        total=graph.total,
+    )
+
+
+def prunable(txn: ReadTxn, request: pb.PruneRequest) -> pb.PruneReply:
+    """Raises InvalidRequest."""
+    return pb.PruneReply(graphs=[_graph(x) for x in queries.finished_graphs(txn, request.submissions, request.submitted_before)])
 
 
 def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:

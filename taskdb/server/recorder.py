@@ -36,6 +36,8 @@ class Recorder:
         self._number = 0
         self._stored_bytes = 0
         self._changed = False
+        #: Blocks that ended before this are to go; 0: none.
+        self.forget_before = 0.0
 
     def note(self, txn: ReadTxn) -> None:
         """Take over what one call did: it happened now."""
@@ -93,21 +95,22 @@ class Recorder:
         self._number = number
         self._stored_bytes = 0
 
-    def forget_before(self, txn: WriteTxn, moment: float, blocks_max: int) -> bool:
-        """Remove blocks that ended before a moment, at most so many. True if there are more."""
+    def step(self, txn: WriteTxn) -> bool:
+        """Remove some blocks that ended before `forget_before`. True if there may be more."""
+        if not self.forget_before:
+            return False
         total = history_bytes(txn)
-        more = False
-        for _ in range(blocks_max):
+        for _ in range(REMOVED_MAX):
             oldest = txn.first(Table.HISTORY)
-            more = oldest is not None and StoredBlock(oldest[1]).end < moment
-            if oldest is None or not more:
+            if oldest is None or StoredBlock(oldest[1]).end >= self.forget_before:
+                self.forget_before = 0.0
                 break
             total -= len(oldest[1])
             txn.delete(Table.HISTORY, oldest[0])
             if U64.unpack(oldest[0])[0] == self._number:
                 self._begin(0)
         _set_bytes(txn, total)
-        return more
+        return bool(self.forget_before)
 
     def dropped(self) -> None:
         """The transaction was dropped. What of the block was committed stays."""

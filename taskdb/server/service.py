@@ -300,6 +300,16 @@ class Service(pb_grpc.TaskDBServicer):
             if not number:
                 return
 
+    async def Prune(self, request: pb.PruneRequest, context: Any) -> pb.PruneReply:
+        self._writer.flush()
+        reply: pb.PruneReply = await self._read(context, lambda txn: reads.prunable(txn, request))
+        if not request.dry_run:
+            try:
+                self._writer.prune([graph.submission for graph in reply.graphs], request.history_before)
+            except TaskDBError as error:
+                await _abort(context, error)
+        return reply
+
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> None:
         self._writer.flush()
         for reply in await self._read(context, lambda txn: list(reads.restore(txn))):

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from taskdb import commands as c
 from taskdb.config import ServerConfig
@@ -28,11 +27,11 @@ from taskdb.engine.refs import is_open, is_sealed, tasks_added
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
 from taskdb.server.answers import Answer, Answers, merge
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.peer import Peer
 from taskdb.server.recorder import Recorder
 from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.schema import Table
-from taskdb.wire.convert import Refused
 from taskdb.wire.status import from_kind
 
 logger = logging.getLogger("taskdb.server")
@@ -42,23 +41,6 @@ STEP_ITEMS_SLICE = 64
 SLICE_SECONDS_MAX = 0.003
 #: Pause before background work and aborts are tried again after the store refused them (it is full).
 RETRY_SECONDS = 1.0
-
-
-class Peer(Protocol):
-    """The Session a scheduler is attached by, as the writer sees it."""
-
-    epoch: int
-    #: See `Writer`.
-    leases_lost: bool
-
-    def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
-        """Send a Result. Never blocks."""
-
-    def durable(self, seq: int) -> None:
-        """Send Durable."""
-
-    def end(self, error: TaskDBError) -> None:
-        """Close the Session with this error. The writer has let go of it already."""
 
 
 class Writer:
@@ -293,6 +275,19 @@ class Writer:
         self._commit()
         self._wake()
 
+    def prune(self, submissions: Sequence[str], history_before: float) -> None:
+        """Forget graphs, and the history of before a time, in slices. What is to be done is on disk on return. Raises Unavailable."""
+        self.flush()
+        self._check_open()
+        try:
+            self._engine.prune(self._begin(), submissions)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        if self.recorder is not None:
+            self.recorder.forget_before = max(self.recorder.forget_before, history_before)
+        self._wake()
+
     def _wake(self, delay_seconds: float = 0.0) -> None:
         if self._slice_handle is None and not self._closed:
             if delay_seconds:
@@ -321,7 +316,7 @@ class Writer:
             while growing and time.perf_counter() < stop:
                 done, growing = self._grow(txn)
                 merge(result, done)
-            more = more or growing
+            more = more or growing or (self.recorder is not None and self.recorder.step(txn))
             more = self._lease(txn, result) or more
             self._set_aside(result)
             self._answers.keep(txn, result, 0)

@@ -92,6 +92,10 @@ class Client:
         finally:
             call.cancel()
 
+    def prune(self, submissions: Sequence[str] = (), **request: Any) -> list[pb.GraphStatus]:
+        """Graphs that are being forgotten. `request`: the other fields of PruneRequest."""
+        return list(self._read("Prune", pb.PruneRequest(submissions=submissions, **request)).graphs)
+
     def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
         reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
         return reply

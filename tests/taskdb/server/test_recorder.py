@@ -171,14 +171,17 @@ def test_the_history_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_history_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "REMOVED_MAX", 2)
     monkeypatch.setattr(recording, "BLOCK_MOVES", 1)
     kept = Kept()
     for number in range(4):
         kept.graph(f"g{number}")
         kept.do(c.DropClient("alice"))
     txn = kept.world.store.write()
-    assert kept.recorder.forget_before(txn, 104, 2) is True
-    assert kept.recorder.forget_before(txn, 104, 2) is False
+    assert kept.recorder.step(txn) is False
+    kept.recorder.forget_before = 104
+    assert kept.recorder.step(txn) is True
+    assert kept.recorder.step(txn) is False
     txn.commit()
     with kept.world.store.read() as read:
         assert [StoredBlock(data).begin for _, data in read.scan(Table.HISTORY)] == [104, 105, 106, 107, 108]

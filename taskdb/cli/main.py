@@ -10,6 +10,7 @@ import click
 
 import taskdb
 from taskdb.cli import exits
+from taskdb.cli.acting import cancel, retry
 from taskdb.cli.added import Commands
 from taskdb.cli.failures import errors
 from taskdb.cli.listing import graphs, tasks
@@ -38,6 +39,8 @@ cli.add_command(explain)
 cli.add_command(errors)
 cli.add_command(story)
 cli.add_command(prune)
+cli.add_command(cancel)
+cli.add_command(retry)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)

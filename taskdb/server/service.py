@@ -18,6 +18,7 @@ import taskdb
 from taskdb import commands as c
 from taskdb.errors import InvalidRequest, StaleEpoch, TaskDBError, Unavailable
 from taskdb.server import histories, reads
+from taskdb.server.asks import Asks, Link
 from taskdb.server.writer import Writer
 from taskdb.store.base import ReadTxn, Store
 from taskdb.wire import convert, status
@@ -173,6 +174,7 @@ class Service(pb_grpc.TaskDBServicer):
         self._info = info
         self._pool = ThreadPoolExecutor(READS_MAX, "taskdb-read")
         self._reads = 0
+        self._asks = Asks()
         self._began = time.monotonic()
         #: The stream that feeds each submission now.
         self._ingests: dict[str, object] = {}
@@ -190,6 +192,7 @@ class Service(pb_grpc.TaskDBServicer):
             await link.send(context)
         finally:
             self._writer.detach(link)
+            self._asks.lost(link)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
@@ -212,8 +215,10 @@ class Service(pb_grpc.TaskDBServicer):
                         self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
+                    case "done":
+                        self._asks.done(message.done)
                     case _:
-                        raise InvalidRequest("after Attach, a Session carries batches and Resync")
+                        raise InvalidRequest("after Attach, a Session carries batches, Resync and Done")
                 await link.room()
             self._writer.flush()
             link.finish()
@@ -309,6 +314,14 @@ class Service(pb_grpc.TaskDBServicer):
             except TaskDBError as error:
                 await _abort(context, error)
         return reply
+
+    async def Act(self, request: pb.ActRequest, context: Any) -> pb.ActReply:
+        peer: Any = self._writer.peer
+        link: Link | None = peer
+        try:
+            return pb.ActReply(count=await self._asks.ask(link, request.action, request.keys))
+        except TaskDBError as error:
+            await _abort(context, error)
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> None:
         self._writer.flush()

@@ -86,6 +86,10 @@ class Writer:
         self.commit_seconds_last = 0.0
 
     @property
+    def peer(self) -> Peer | None:
+        return self._peer
+
+    @property
     def attached(self) -> bool:
         return self._peer is not None
 

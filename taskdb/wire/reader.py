@@ -96,6 +96,11 @@ class Client:
         """Graphs that are being forgotten. `request`: the other fields of PruneRequest."""
         return list(self._read("Prune", pb.PruneRequest(submissions=submissions, **request)).graphs)
 
+    def act(self, action: str, keys: Sequence[bytes]) -> int:
+        """Have the scheduler `cancel` or `retry` these tasks, at most ASK_KEYS_MAX. Returns how many it did it to."""
+        reply: pb.ActReply = self._read("Act", pb.ActRequest(action=action, keys=keys))
+        return reply.count
+
     def explain(self, key: bytes, limit: int = 10) -> pb.ExplainReply:
         reply: pb.ExplainReply = self._read("Explain", pb.ExplainRequest(key=key, limit=limit))
         return reply

@@ -11,6 +11,7 @@ import click
 
 from taskdb.cli.online import ONLINE_HELP, online_options
 from taskdb.cli.output import STATES, TASK_COLUMNS, TASK_NUMBERS, print_json, print_table, show_time, task_dict, task_row
+from taskdb.cli.past import past_graphs
 from taskdb.client import Client
 from taskdb.errors import InvalidRequest
 from taskdb.wire import taskdb_pb2 as pb
@@ -120,10 +121,18 @@ def graph_row(graph: pb.GraphStatus) -> tuple[object, ...]:
 @click.option("--client", "client_name", default="", help="Only of clients whose names begin with this.")
 @click.option("--unfinished/--finished", "is_unfinished", default=None, help="Only those with tasks to be done, or without.")
 @click.option("--failed", is_flag=True, help="Only those with failed tasks.")
+@click.option("--past", is_flag=True, help="Instead those that the history remembers, also if they are gone.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Graphs listed.")
 @online_options
-def graphs(client_name: str, is_unfinished: bool | None, failed: bool, limit: int, url: str, output: str, timeout: float) -> None:
+def graphs(
+    client_name: str, is_unfinished: bool | None, failed: bool, past: bool, limit: int, url: str, output: str, timeout: float
+) -> None:
+    if past and (is_unfinished is not None or failed):
+        raise click.UsageError("the history does not say which graphs are --unfinished, --finished or --failed")
     with Client(url, timeout) as client:
+        if past:
+            _print_past([x for x in past_graphs(client) if x.client.startswith(client_name)], limit, output)
+            return
         reply = client.status()
     found = [
         graph
@@ -136,6 +145,17 @@ def graphs(client_name: str, is_unfinished: bool | None, failed: bool, limit: in
         print_json({"graphs": [graph_dict(graph) for graph in found[:limit]], "more": len(found) > limit})
         return
     print_table(GRAPH_COLUMNS, [graph_row(graph) for graph in found[:limit]], GRAPH_NUMBERS)
+    if len(found) > limit:
+        click.echo(f"more: {len(found) - limit:,} graphs, with a larger --limit", err=True)
+
+
+def _print_past(found: list[pb.HistoryGraph], limit: int, output: str) -> None:
+    if output == "json":
+        shown = [{"submission": x.submission, "client": x.client, "label": x.label, "submitted": x.submitted} for x in found[:limit]]
+        print_json({"graphs": shown, "more": len(found) > limit})
+        return
+    rows = [(x.submission, x.client, x.label or "-", show_time(x.submitted)) for x in found[:limit]]
+    print_table(GRAPH_COLUMNS[:4], rows)
     if len(found) > limit:
         click.echo(f"more: {len(found) - limit:,} graphs, with a larger --limit", err=True)
 

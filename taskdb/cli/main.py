@@ -12,13 +12,16 @@ import taskdb
 from taskdb.cli import exits
 from taskdb.cli.acting import cancel, retry
 from taskdb.cli.added import Commands
+from taskdb.cli.export import export
 from taskdb.cli.failures import errors
 from taskdb.cli.listing import graphs, tasks
 from taskdb.cli.offline import backup, recover, restore, verify
 from taskdb.cli.online import explain, status
 from taskdb.cli.prune import prune
+from taskdb.cli.report import report
 from taskdb.cli.serve import serve
 from taskdb.cli.story import story
+from taskdb.cli.watch import watch
 
 
 @click.group(
@@ -38,6 +41,9 @@ cli.add_command(tasks)
 cli.add_command(explain)
 cli.add_command(errors)
 cli.add_command(story)
+cli.add_command(watch)
+cli.add_command(report)
+cli.add_command(export)
 cli.add_command(prune)
 cli.add_command(cancel)
 cli.add_command(retry)

@@ -15,26 +15,29 @@ from taskdb.wire import taskdb_pb2 as pb
 _BLOCKS_MAX = 64
 
 
-def stretch(txn: ReadTxn, submission: str, number: int) -> tuple[pb.HistoryReply | None, int]:
-    """What blocks from `number` on say of a submission ("": of all), and the number to go on with (0: that was all)."""
+def stretch(txn: ReadTxn, submission: str, number: int, names: bool = False) -> tuple[pb.HistoryReply | None, int]:
+    """What blocks from `number` on say of submissions that begin so (or only which there are), and the number to go on with (0: that was
+    all)."""
     reply = pb.HistoryReply()
     rows = last = 0
     for blocks, (key, data) in enumerate(txn.scan(Table.HISTORY, U64.pack(number))):
         if rows >= HISTORY_ROWS_SLICE or blocks >= _BLOCKS_MAX:
             return (reply if rows else None), last + 1
         last = U64.unpack(key)[0]
-        rows += _add(reply, StoredBlock(data), submission)
+        rows += _add(reply, StoredBlock(data), submission, names)
     return (reply if rows else None), 0
 
 
-def _add(reply: pb.HistoryReply, block: StoredBlock, submission: str) -> int:
+def _add(reply: pb.HistoryReply, block: StoredBlock, submission: str, only_names: bool) -> int:
     """Rows added."""
     columns = block.columns()
-    chosen = [graph for graph, names in columns.graphs.items() if not submission or names[0] == submission]
+    chosen = [graph for graph, names in columns.graphs.items() if names[0].startswith(submission)]
     if not chosen:
         return 0
-    rows = np.flatnonzero(np.isin(columns.of_graph, np.array(chosen, np.uint64)))
     places = {graph: _graph(reply, graph, columns.graphs[graph]) for graph in chosen}
+    if only_names:
+        return 1
+    rows = np.flatnonzero(np.isin(columns.of_graph, np.array(chosen, np.uint64)))
     names = {name: place for place, name in enumerate(reply.groups)}
     graphs, ids = columns.of_graph[rows].tolist(), columns.ids[rows].tolist()
     groups: list[int] = []

@@ -299,7 +299,9 @@ class Service(pb_grpc.TaskDBServicer):
         number = 0
         while True:
             # A snapshot each: the whole may take long.
-            reply, number = await self._read(context, functools.partial(histories.stretch, submission=request.submission, number=number))
+            reply, number = await self._read(
+                context, functools.partial(histories.stretch, submission=request.submission, number=number, names=request.names)
+            )
             if reply is not None:
                 await context.write(reply)
             if not number:

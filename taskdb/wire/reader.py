@@ -82,9 +82,9 @@ class Client:
         reply: pb.StoryReply = self._read("Story", pb.StoryRequest(key=key, limit=limit))
         return reply
 
-    def history(self, submission: str = "") -> Iterator[pb.HistoryReply]:
-        """All the history has, in order, or what it has of a graph."""
-        call = self._stub.History(pb.HistoryRequest(submission=submission))
+    def history(self, submission: str = "", names: bool = False) -> Iterator[pb.HistoryReply]:
+        """What the history has of graphs whose names begin with this, in order; or only which graphs these are."""
+        call = self._stub.History(pb.HistoryRequest(submission=submission, names=names))
         try:
             yield from call
         except grpc.RpcError as error:

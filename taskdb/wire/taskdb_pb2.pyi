@@ -779,10 +779,12 @@ class StoryEvent(_message.Message):
     def __init__(self, time: _Optional[float] = ..., id: _Optional[int] = ..., what: _Optional[str] = ..., submission: _Optional[str] = ..., worker: _Optional[str] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class HistoryRequest(_message.Message):
-    __slots__ = ("submission",)
+    __slots__ = ("submission", "names")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     submission: str
-    def __init__(self, submission: _Optional[str] = ...) -> None: ...
+    names: bool
+    def __init__(self, submission: _Optional[str] = ..., names: _Optional[bool] = ...) -> None: ...
 
 class HistoryReply(_message.Message):
     __slots__ = ("graphs", "times", "ids", "states", "of_graph", "of_group", "groups", "key_ids", "keys", "ran_ids", "ran_on", "began", "seconds", "workers", "failed_ids", "failed_texts")

@@ -155,7 +155,7 @@ class TaskDBServicer:
         raise NotImplementedError('Method not implemented!')
 
     def History(self, request, context):
-        """All that the history has of a graph, or of all.
+        """All that the history has of graphs, a stretch after the other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

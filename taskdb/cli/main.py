@@ -15,7 +15,7 @@ from taskdb.cli.added import Commands
 from taskdb.cli.export import export
 from taskdb.cli.failures import errors
 from taskdb.cli.listing import graphs, tasks
-from taskdb.cli.offline import backup, recover, restore, verify
+from taskdb.cli.offline import backup, compact, recover, restore, verify
 from taskdb.cli.online import explain, status
 from taskdb.cli.prune import prune
 from taskdb.cli.report import report
@@ -50,6 +50,7 @@ cli.add_command(retry)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)
+cli.add_command(compact)
 cli.add_command(recover)
 
 

@@ -114,8 +114,10 @@ TRACEBACK_TEXT_MAX = 16_384
 
 #: Tasks in a blocking chain or a list of `explain`.
 EXPLAIN_TASKS_MAX = 100
-#: Queue entries counted by `explain` before it says "at least".
-EXPLAIN_QUEUE_MAX = 100_000
+#: Queue entries counted by `explain` before it says "at least": some 10 ms.
+EXPLAIN_QUEUE_MAX = 20_000
+#: Links `explain` follows for the critical path: some 10 ms.
+EXPLAIN_PATH_LINKS_MAX = 2_000
 
 assert SPEC_BYTES_MAX + KEY_BYTES_MAX < MESSAGE_BYTES_MAX < 2**31
 assert CHUNK_TASKS <= CHUNK_TASKS_MAX

@@ -17,6 +17,7 @@ from taskdb.cli.output import (
     print_json,
     print_table,
     show_bytes,
+    show_seconds,
     show_time,
     task_dict,
     task_row,
@@ -169,7 +170,16 @@ def _explain_dict(key: bytes, reply: pb.ExplainReply) -> dict[str, Any]:
         "ahead_in_queue": reply.ahead_in_queue,
         "wanted_by": list(reply.wanted_by),
         "cause": task_dict(reply.cause) if reply.HasField("cause") else None,
+        "critical_path": {
+            "steps": [{"task": task_dict(step.task), "seconds": _seconds(step)} for step in reply.path],
+            "tasks": reply.path_tasks,
+            "whole": reply.path_whole,
+        },
     }
+
+
+def _seconds(step: pb.PathStep) -> float | None:
+    return step.seconds if step.seconds >= 0 else None
 
 
 def _explain_table(reply: pb.ExplainReply) -> None:
@@ -181,3 +191,10 @@ def _explain_table(reply: pb.ExplainReply) -> None:
         if found:
             click.echo(f"\n{title}:")
             print_table(TASK_COLUMNS, [task_row(x) for x in found], TASK_NUMBERS)
+    if reply.path:
+        known = [seconds for step in reply.path if (seconds := _seconds(step)) is not None]
+        takes = f", some {show_seconds(sum(known))} of what is known" if known else ""
+        part = "" if reply.path_whole else f", of the {reply.path_tasks:,} nearest"
+        click.echo(f"\ncritical path{takes} ({reply.path_tasks:,} tasks are to be done before it is{part}):")
+        rows = [(show_key(x.task.key), x.task.state, "?" if x.seconds < 0 else show_seconds(x.seconds)) for x in reply.path]
+        print_table(("KEY", "STATE", "USUALLY TAKES"), rows, ("USUALLY TAKES",))

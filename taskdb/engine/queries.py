@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from taskdb.engine.critical import CriticalPath, critical_path
 from taskdb.engine.reader import Reader, TaskInfo, key_text, state_name
 from taskdb.engine.refs import find_key, ruled_tasks, unmade_by_group
 from taskdb.errors import InvalidRequest
@@ -62,6 +63,7 @@ class Explanation:
     ahead_in_queue: int = 0
     wanted_by: list[str] = field(default_factory=list)
     cause: TaskInfo | None = None
+    path: CriticalPath = field(default_factory=CriticalPath)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ def explain(txn: ReadTxn, key: bytes, limit: int = 10) -> Explanation:
                 if len(answer.waits_for) == limit:
                     break
         answer.chain = _chain(reader, task, limit)
+        if answer.waits_for:
+            answer.path = critical_path(reader, task, limit)
     answer.reason = _reason(reader, task, answer)
     return answer
 

@@ -144,6 +144,9 @@ def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:
         ahead_in_queue=found.ahead_in_queue,
         wanted_by=found.wanted_by,
         cause=None if found.cause is None else _info(found.cause),
+        path=[pb.PathStep(task=_info(task), seconds=-1.0 if seconds is None else seconds) for task, seconds in found.path.steps],
+        path_tasks=found.path.tasks,
+        path_whole=found.path.whole,
     )
 
 

@@ -25,6 +25,8 @@ from taskdb.cli.watch import watch
 
 
 @click.group(
+    # Also as a command of `dask`, which goes by this name.
+    name="taskdb",
     cls=Commands,
     help=f"The task state of Dask's scheduler, in a database.\n\n{exits.HELP}",
     context_settings={"help_option_names": ["-h", "--help"]},

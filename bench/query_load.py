@@ -1,7 +1,8 @@
 """A scheduler and an ingest in one process, for measuring what else goes on in a daemon: `python -m bench.query_load URL PACE`.
 
 It adds runs of tasks, leases them and says that they have finished, at most PACE tasks a second (0: as fast as it is answered). Prints a
-line of JSON every INTERVAL_S: tasks finished so far, and the longest wait for an answer since the last line, in seconds. Ends with its stdin.
+line of JSON every INTERVAL_S: tasks finished so far, and the longest wait for an answer since the last line, in seconds. Ends with its
+stdin.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ COUNT_MAX = 2**32 - 1
 
 #: Items of background work handled in one step: some 10 ms, so that a waiting batch is not held up.
 STEP_ITEMS = 500
+#: Items handled with any batch, whatever is in it: a few milliseconds, as its answer waits.
+STEP_ITEMS_BATCH = 100
 #: Items handled after a batch, for each id or task in it: enough that ordinary results (a release, a forget) go out with the batch.
 STEP_ITEMS_PER_COMMAND_ITEM = 4
 #: Items of background work done before an AddTasks that names known keys: one of them may only wait to be forgotten.

@@ -24,6 +24,7 @@ from taskdb.limits import (
     COMMAND_ITEMS_MAX,
     IDS_SKIPPED_AT_START,
     STEP_ITEMS,
+    STEP_ITEMS_BATCH,
     STEP_ITEMS_BEFORE_ADD,
     STEP_ITEMS_PER_COMMAND_ITEM,
 )
@@ -141,7 +142,7 @@ class Engine:
                     if graph is not None and graph.status == GraphStatus.OPEN:
                         ingest.abort_graph(work, graph)
             work.trim()
-        drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * items)
+        drain(work, STEP_ITEMS_BATCH + STEP_ITEMS_PER_COMMAND_ITEM * items)
         return self._done(work), refused
 
     def _apply_one(self, work: Work, command: c.Command) -> None:

@@ -17,6 +17,10 @@ class Peer(Protocol):
     #: See `Writer`.
     leases_lost: bool
 
+    @property
+    def backlog(self) -> int:
+        """Messages to it that have yet to be sent."""
+
     def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
         """Send a Result. Never blocks."""
 

@@ -65,6 +65,10 @@ class SessionLink:
 
     # Peer, for the writer
 
+    @property
+    def backlog(self) -> int:
+        return len(self._out)
+
     def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
         for message in _cut(result, seq, refused, self._blobs):
             self.put(pb.SessionReply(result=message))

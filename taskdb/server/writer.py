@@ -39,6 +39,9 @@ logger = logging.getLogger("taskdb.server")
 #: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
 STEP_ITEMS_SLICE = 64
 SLICE_SECONDS_MAX = 0.003
+#: Messages the peer has yet to be sent above which background work pauses.
+BACKLOG_MAX = 4
+BACKLOG_PAUSE_SECONDS = 0.002
 #: Pause before background work and aborts are tried again after the store refused them (it is full).
 RETRY_SECONDS = 1.0
 
@@ -304,6 +307,10 @@ class Writer:
             self._slice_handle.cancel()
             self._slice_handle = None
         if self._closed or (self._restoring and self._peer is not None):
+            return
+        if self._peer is not None and self._peer.backlog >= BACKLOG_MAX:
+            # What it waits for would stand behind all that this tells it.
+            self._wake(BACKLOG_PAUSE_SECONDS)
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX

@@ -23,6 +23,7 @@ from scheduler_adapter.errors_payload import read_error, write_error
 from scheduler_adapter.forgotten import Forgotten
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.ran import Run, run_columns, run_of
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
@@ -189,7 +190,7 @@ class Pager(SchedulerPlugin):
         that a finished task, told in the same breath, needed."""
         out: list[Command] = []
         rows: list[tuple[int, Level, int, int, int]] = []
-        runs: list[tuple[str, float, float] | None] = []
+        runs: list[Run | None] = []
         changes = self.window.changes()
         changes.sort(key=lambda change: _REPORT_ORDER[change[1]])
         seq = 0 if self.session is None else self.session.last_seq + 1
@@ -205,7 +206,7 @@ class Pager(SchedulerPlugin):
             runs.append(resident.ran if level is Level.MEMORY else None)
             resident.ran = None
         if rows:
-            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True)), **_run_columns(runs)))
+            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True)), **run_columns(runs)))
         return out
 
     def _failure(self, resident: Resident) -> Command:
@@ -344,7 +345,7 @@ class Pager(SchedulerPlugin):
             self.on_fault(repr(e))
             raise
         if finish == "memory" and "startstops" in kwargs and self.session is not None and self.session.history:
-            resident.ran = _ran(kwargs)
+            resident.ran = run_of(kwargs)
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
                 self.forgotten.end(key)
@@ -482,28 +483,6 @@ class Pager(SchedulerPlugin):
         self.scheduler.client_send(
             erred.client, {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
         )
-
-
-def _ran(message: dict[str, Any]) -> tuple[str, float, float] | None:
-    """Worker, begin and seconds, of what stock says of a task that has finished."""
-    for part in message["startstops"] or ():
-        if part["action"] == "compute":
-            return message.get("worker", ""), part["start"], part["stop"] - part["start"]
-    return None
-
-
-def _run_columns(runs: list[tuple[str, float, float] | None]) -> dict[str, Any]:
-    """Columns of a Report; none if nothing ran."""
-    if not any(runs):
-        return {}
-    places: dict[str, int] = {}
-    filled = [run or ("", 0.0, 0.0) for run in runs]
-    return {
-        "ran_on": [places.setdefault(worker, len(places) + 1) if worker else 0 for worker, _, _ in filled],
-        "began": [began for _, began, _ in filled],
-        "seconds": [seconds for _, _, seconds in filled],
-        "workers": list(places),
-    }
 
 
 _REPORT_ORDER = {Level.MEMORY: 0, Level.ERRED: 1, Level.RELEASED: 2, Level.HELD: 3, Level.OUT: 4}

@@ -88,7 +88,7 @@ READERS_CHECKED_WRITES = 1_000
 #: Items of background work in one transaction of `taskdb recover`: some seconds, some tens of MiB.
 RECOVER_STEP_ITEMS = 20_000
 
-#: Bytes of the history, if nobody says otherwise: some 60 for each task that came, ran and went.
+#: Bytes of the history, if nobody says otherwise: 15 to 60 for each task that came, ran and went.
 HISTORY_BYTES_MAX = 64 * MIB
 #: Events of a story, and rows of the history in one message.
 STORY_EVENTS_MAX = 1_000

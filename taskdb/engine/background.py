@@ -12,12 +12,15 @@ from taskdb.engine.work import Work
 from taskdb.store.schema import U64, Table
 
 
-def drain(work: Work, items_max: int) -> None:
-    """Do up to `items_max` items, those of the table included. What is left goes back to the table."""
+def drain(work: Work, items_max: int, last: Todo = Todo.PRUNE) -> None:
+    """Do up to `items_max` items, those of the table included, of kinds up to `last`. What is left goes back to the table."""
     work.load_todo(items_max)
     while items_max > 0:
         item = work.pop_todo()
         if item is None:
+            break
+        if item[0] > last:
+            work.push(*item)
             break
         items_max -= max(1, _do(work, *item, items_max))
         work.trim()

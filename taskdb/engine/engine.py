@@ -142,7 +142,8 @@ class Engine:
                     if graph is not None and graph.status == GraphStatus.OPEN:
                         ingest.abort_graph(work, graph)
             work.trim()
-        drain(work, STEP_ITEMS_BATCH + STEP_ITEMS_PER_COMMAND_ITEM * items)
+        # Nobody waits for what is pruned.
+        drain(work, STEP_ITEMS_BATCH + STEP_ITEMS_PER_COMMAND_ITEM * items, last=Todo.GIVE_BACK)
         return self._done(work), refused
 
     def _apply_one(self, work: Work, command: c.Command) -> None:
@@ -222,6 +223,10 @@ class Engine:
             if graph_id := find_graph(txn, submission):
                 work.push(Todo.PRUNE, graph_id)
         self._done(work)
+
+    def pruning(self, txn: ReadTxn) -> bool:
+        """Whether a graph is being pruned: that has time."""
+        return txn.first(Table.TODO, TODO_KEY.pack(Todo.PRUNE, 0, 0)) is not None
 
     def may_grow(self, txn: ReadTxn) -> bool:
         """Whether there is a rule of which more is to be made now."""

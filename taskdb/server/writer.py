@@ -39,9 +39,10 @@ logger = logging.getLogger("taskdb.server")
 #: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
 STEP_ITEMS_SLICE = 64
 SLICE_SECONDS_MAX = 0.003
-#: Messages the peer has yet to be sent above which background work pauses.
+#: Messages the peer has yet to be sent above which background work pauses, and the pause. So it does between any two slices while a graph
+#: is pruned: most of the time is others', and most of what a commit writes.
 BACKLOG_MAX = 4
-BACKLOG_PAUSE_SECONDS = 0.002
+PAUSE_SECONDS = 0.006
 #: Pause before background work and aborts are tried again after the store refused them (it is full).
 RETRY_SECONDS = 1.0
 
@@ -310,7 +311,7 @@ class Writer:
             return
         if self._peer is not None and self._peer.backlog >= BACKLOG_MAX:
             # What it waits for would stand behind all that this tells it.
-            self._wake(BACKLOG_PAUSE_SECONDS)
+            self._wake(PAUSE_SECONDS)
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX
@@ -337,10 +338,11 @@ class Writer:
             self._abort(error)
             self._wake(RETRY_SECONDS)
             return
+        pause = PAUSE_SECONDS if self._peer is not None and self._engine.pruning(txn) else 0.0
         self._push(result)
         self._touch(1)
         if more:
-            self._wake()
+            self._wake(pause)
 
     def _grow(self, txn: WriteTxn) -> tuple[c.Result, bool]:
         """Make more tasks of rules, if they may soon be asked for and there is room."""

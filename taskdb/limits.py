@@ -97,8 +97,8 @@ HISTORY_ROWS_SLICE = 20_000
 #: Tasks on one page of a listing.
 LIST_TASKS_MAX = 1_000
 #: Records, and keys, a listing may look at for one page, some 10 ms each: a filter that matches nothing must not hold a snapshot for long.
-LIST_SCAN_MAX = 20_000
-LIST_NAMES_MAX = 4_000
+LIST_SCAN_MAX = 10_000
+LIST_NAMES_MAX = 2_000
 #: Shared blobs both ends of a link keep, so that each travels once. A blob is some KiB.
 SHARED_BLOBS_KEPT = 1_000
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import click
 
 from taskdb.cli import exits
-from taskdb.cli.listing import find_graph, graph_dict, unfinished
+from taskdb.cli.listing import find_graph, graph_dict
 from taskdb.cli.online import ONLINE_HELP, online_options
 from taskdb.cli.output import print_json, print_table, show_bytes, show_time
 from taskdb.cli.progress import Progress
@@ -21,6 +21,8 @@ from taskdb.wire import taskdb_pb2 as pb
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: Pause between two looks at how far it is.
 _LOOK_SECONDS = 0.1
+#: Looks without a change after which what is left is what others depend on.
+_LOOKS_SAME = 30
 
 
 class Age(click.ParamType[float]):
@@ -104,10 +106,15 @@ def _await(client: Client, graphs: Iterable[pb.GraphStatus], progress: Progress)
     names = {graph.submission for graph in graphs}
     total = sum(graph.tasks for graph in graphs)
     progress.begin("tasks forgotten", total)
+    before, same = -1, 0
     while True:
         status = client.status()
         left = [graph for graph in status.graphs if graph.submission in names]
-        progress(total - sum(graph.tasks for graph in left))
-        if not left or (not status.todo and not any(graph.wanted or unfinished(graph) for graph in left)):
+        tasks = sum(graph.tasks for graph in left)
+        progress(total - tasks)
+        # What goes on elsewhere may always give the daemon something to do.
+        same = same + 1 if tasks == before else 0
+        before = tasks
+        if not left or (not any(graph.wanted for graph in left) and (not status.todo or same > _LOOKS_SAME)):
             return
         time.sleep(_LOOK_SECONDS)

@@ -20,6 +20,8 @@ from taskdb.store.schema import U64, Meta, Table, meta_key
 BLOCK_MOVES = 1_024
 #: Characters of a failed task's text that are kept.
 TEXT_MAX = 400
+#: Names of graphs and groups that are remembered.
+NAMES_MAX = 20_000
 #: Blocks removed by one commit: no more come in by one.
 REMOVED_MAX = 16
 
@@ -36,6 +38,9 @@ class Recorder:
         self._number = 0
         self._stored_bytes = 0
         self._changed = False
+        #: Names seen: with its last task a graph may be gone, too.
+        self._graphs: dict[int, tuple[str, str, str, float]] = {}
+        self._groups: dict[tuple[int, int], str] = {}
         #: Blocks that ended before this are to go; 0: none.
         self.forget_before = 0.0
 
@@ -63,11 +68,20 @@ class Recorder:
         """So that the block can be read when graph and groups are gone."""
         block = self._block
         reader = Reader(txn)
+        if len(self._graphs) + len(self._groups) > NAMES_MAX:
+            self._graphs.clear()
+            self._groups.clear()
         for graph, number in parts:
-            if graph not in block.graphs and (record := reader.graph(graph)) is not None:
-                block.graphs[graph] = (record.submission, record.client, record.label, record.submitted)
-            if number != NO_GROUP and (graph, number) not in block.groups and (name := reader.group(graph, number)):
-                block.groups[graph, number] = name
+            if graph not in block.graphs:
+                if (record := reader.graph(graph)) is not None:
+                    self._graphs[graph] = (record.submission, record.client, record.label, record.submitted)
+                if graph in self._graphs:
+                    block.graphs[graph] = self._graphs[graph]
+            if number != NO_GROUP and (graph, number) not in block.groups:
+                if name := reader.group(graph, number):
+                    self._groups[graph, number] = name
+                if (graph, number) in self._groups:
+                    block.groups[graph, number] = self._groups[graph, number]
 
     def write(self, txn: WriteTxn) -> None:
         """Before a commit. Raises StoreFull."""
@@ -116,6 +130,9 @@ class Recorder:
         """The transaction was dropped. What of the block was committed stays."""
         self.moves.clear()
         self._changed = False
+        # What had no record yet may come to be another graph's number.
+        self._graphs.clear()
+        self._groups.clear()
         self._begin(0)
 
 

@@ -130,6 +130,19 @@ def test_it_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> N
     assert events[0].time > 110
 
 
+def test_a_graph_that_ends_with_its_last_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "BLOCK_MOVES", 1)
+    kept = Kept()
+    kept.graph()
+    kept.do(c.DropClient("alice"))
+    with kept.world.store.read() as txn:
+        assert txn.count(Table.GRAPHS) == 0
+        (*_, last) = [StoredBlock(data).columns() for _, data in txn.scan(Table.HISTORY)]
+    assert last.states.tolist() == [0, 0, 0]
+    assert [names[0] for names in last.graphs.values()] == ["g"]
+    assert list(last.groups.values()) == ["x-group"]
+
+
 def test_a_block_that_is_not_full_is_written_again() -> None:
     kept = Kept()
     kept.graph()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +35,15 @@ SORTS = {
     "wanted-by": "wants",
     "suspicious": "suspicious",
 }
-#: Records decoded at a time.
-_CHUNK = 4_096
+#: Records decoded at a time: few at first, as a page may be full soon.
+_CHUNK, _CHUNK_FIRST = 4_096, 256
 #: Places in a block of the history, and the records that reading one is worth.
 _BLOCK = 1 << 20
 _BLOCK_COST = 2_000
 #: Where tasks of a state, and few others, are found.
 _INDEX = {TaskState.PROCESSING: Table.HOLDS, TaskState.MEMORY: Table.HOLDS, TaskState.ERRED: Table.ERRORS}
 
+T = TypeVar("T")
 Ids = npt.NDArray[np.uint64]
 
 
@@ -244,14 +246,21 @@ def _chunks(reader: Reader, filters: Filters, start: int) -> Iterator[_Chunk]:
     table = _INDEX.get(TaskState[filters.state.upper()]) if filters.state else None
     if table is None:
         pairs = txn.scan(Table.TASKS, U64.pack(start))
-        while some := list(islice(pairs, _CHUNK)):
+        for some in _cut(pairs):
             ids, records = record_columns(some)
             yield _Chunk(ids, ids, records, int(ids[-1]) + 1, len(ids))
         return
     keys = (key for key, _ in txn.scan(table, U64.pack(start)))
-    while listed := list(islice(keys, _CHUNK)):
+    for listed in _cut(keys):
         ids, records = record_columns([(key, data) for key in listed if (data := txn.get(Table.TASKS, key)) is not None])
         yield _Chunk(ids, ids, records, int.from_bytes(listed[-1]) + 1, len(listed))
+
+
+def _cut(items: Iterator[T]) -> Iterator[list[T]]:
+    size = min(_CHUNK_FIRST, _CHUNK)
+    while some := list(islice(items, size)):
+        yield some
+        size = min(2 * size, _CHUNK)
 
 
 def _of_worker(txn: ReadTxn, worker: str, start: int) -> Iterator[_Chunk]:
@@ -275,7 +284,7 @@ def _of_graph(txn: ReadTxn, graph_id: int, start: int) -> Iterator[_Chunk]:
         start = max(start, first)
         # Of a long run few may be left.
         pairs = txn.scan(Table.TASKS, U64.pack(first_id + start - first), U64.pack(first_id + last + 1 - first)) if first_id else iter(())
-        while some := list(islice(pairs, _CHUNK)):
+        for some in _cut(pairs):
             ids, records = record_columns(some)
             positions = (ids - np.uint64(first_id) + np.uint64(first)).astype(np.uint64)
             yield _Chunk(positions, ids, records, int(positions[-1]) + 1, len(ids))

@@ -18,17 +18,28 @@ register_defaults()
 
 
 @click.command()
-@click.option("--taskdb-url", default=None, help="Address of the daemon: HOST:PORT or unix:PATH. Without it, one is started as a child.")
+@click.option(
+    "--taskdb-url",
+    default=None,
+    help="Address of the daemon: HOST:PORT, tls://HOST:PORT or unix:PATH. Without it, one is started as a child.",
+)
+@click.option("--taskdb-token-file", default=None, type=click.Path(dir_okay=False), help="File with the token the daemon asks for.")
 @click.option("--taskdb-window", default=None, type=click.IntRange(min=0), help="Budget of resident tasks; 0 pages everything.")
 @click.option("--taskdb-data", default=None, type=click.Path(file_okay=False), help="Folder of the child daemon's store.")
-async def dask_setup(scheduler: Any, taskdb_url: str | None, taskdb_window: int | None, taskdb_data: str | None) -> None:
+async def dask_setup(
+    scheduler: Any, taskdb_url: str | None, taskdb_token_file: str | None, taskdb_window: int | None, taskdb_data: str | None
+) -> None:
     """Keep the scheduler's task state in taskdb."""
     try:
         check_supported()
+        if _own_process():
+            # What gRPC's core says of a link that fails, the adapter says in one line. Read when gRPC is imported.
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         # Inside: an error here must not be one that Dask logs and passes over.
         from scheduler_adapter.adapter import Adapter
 
-        adapter = Adapter(scheduler, AdapterConfig.load(url=taskdb_url, window=taskdb_window, data=taskdb_data))
+        config = AdapterConfig.load(url=taskdb_url, token_file=taskdb_token_file, window=taskdb_window, data=taskdb_data)
+        adapter = Adapter(scheduler, config)
         await adapter.start()
     except Exception as e:
         _fail(scheduler, e)
@@ -40,12 +51,17 @@ async def dask_teardown(scheduler: Any) -> None:
         await adapter.close()
 
 
+def _own_process() -> bool:
+    """Whether this process is a scheduler's own."""
+    return Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py")
+
+
 def _fail(scheduler: Any, error: Exception) -> None:
     """End the process, if it is a scheduler's own; else (LocalCluster) let whoever starts the scheduler see it."""
     from distributed.diagnostics.plugin import SchedulerPlugin
 
     line = f"taskdb: the scheduler cannot start: {error}"
-    if Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py"):
+    if _own_process():
         logger.debug("", exc_info=error)
         click.echo(line, err=True)
         os._exit(1)

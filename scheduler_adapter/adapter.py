@@ -9,6 +9,7 @@ from distributed.scheduler import Scheduler
 
 from scheduler_adapter import dask_extensions
 from scheduler_adapter import dask_internals as internals
+from scheduler_adapter.access import daemon_at
 from scheduler_adapter.clients import Clients
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.embedded import EmbeddedDaemon
@@ -52,7 +53,7 @@ class Adapter:
             await self.daemon.start(max(config.connect_timeout_seconds, 30))
             address = self.daemon.address
         self.session = Session(
-            address,
+            daemon_at(address, config, self.scheduler.security),
             f"{self.scheduler.address}-{uuid.uuid4().hex[:8]}",
             on_result=self.pager.on_result,
             on_state=self._state,

@@ -34,8 +34,15 @@ def _shipped() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    #: HOST:PORT or unix:PATH; None: a child daemon.
+    #: HOST:PORT, tls://HOST:PORT or unix:PATH; None: a child daemon.
     url: str | None
+    #: PEM files for a daemon that speaks TLS, in the place of Dask's own; the name in its certificate, if it is not its address's.
+    tls_ca_file: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_name: str | None
+    #: File with the token it asks for.
+    token_file: str | None
     #: Folder of the child daemon's store; None: temporary.
     data: str | None
     #: Budget of resident tasks; 0 pages everything.
@@ -65,6 +72,11 @@ class AdapterConfig:
 
         return cls(
             url=found["url"],
+            tls_ca_file=found["tls-ca-file"],
+            tls_cert=found["tls-cert"],
+            tls_key=found["tls-key"],
+            tls_name=found["tls-name"],
+            token_file=found["token-file"],
             data=found["data"],
             window=read("window", _whole, "a number of tasks", 0),
             lookahead=read("lookahead", _whole, "a number of tasks", 1),

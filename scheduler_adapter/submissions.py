@@ -330,7 +330,7 @@ class Submitter:
             "submitted": details.start,
             "label": details.stimulus_id,
             "flags": details.flags,
-            "address": pager.session.address,
+            "daemon": pager.session.daemon,
             "epoch": pager.session.epoch,
             "config": dask.config.config,
             "rule_tasks": self.config.rule_tasks,

@@ -48,6 +48,8 @@ class Survivor:
         self.epoch = 0
         #: The store that epoch is of.
         self.store = ""
+        #: Epoch of the scheduler it returned to last, whose stream may not have said so yet.
+        self._returned_to = 0
         #: Messages said since the inventory was taken, for the new stream; None: there is a stream, or none is about to be.
         self._held_back: list[dict[str, Any]] | None = None
         #: Since when there is a scheduler without taskdb; 0 if there is none.
@@ -136,7 +138,7 @@ class Survivor:
             logger.warning("taskdb: the scheduler has another store than the one before; what this worker holds is let go of")
             before = 0
             internals.free(worker, [ts.key for ts in internals.tasks(worker)], "taskdb-another-store")
-        elif answer == before:
+        elif answer in (before, self._returned_to):
             raise internals.Refused("it is the one that lost this worker, and has given its tasks to others")
         elif answer < before:
             raise OSError(f"the scheduler there is an older one (epoch {answer}, not after {before})")
@@ -149,7 +151,8 @@ class Survivor:
             raise
         held_back: list[dict[str, Any]] = self._held_back or []
         self._held_back = None
-        # IMPORTANT: whose this worker is, its stream says, behind what it is to let go of: see `Recovery._refuse`.
+        # IMPORTANT: not `epoch`: that is what its stream says, behind what it is to let go of (`Recovery._refuse`).
+        self._returned_to = answer
         for message in held_back:
             self._stock_send(message)
         internals.start_heartbeat(worker)

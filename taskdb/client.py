@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,15 @@ import grpc.aio
 
 from taskdb import commands as c
 from taskdb import limits
-from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable
+from taskdb.access import Daemon
+from taskdb.errors import AccessDenied, InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable
 from taskdb.ingest import Ingest, MissingKeys
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
 from taskdb.wire.channel import READ_SECONDS, call_error, open_channel, raise_if_cancelled, unreachable
 from taskdb.wire.convert import Refused, SharedBlobs
+from taskdb.wire.diagnosis import why_closed
 from taskdb.wire.reader import Client
 
 __all__ = ["AttachInfo", "Client", "Ingest", "MissingKeys", "Session"]
@@ -74,22 +76,24 @@ class Session:
     """A scheduler's life with the database, over as many links as it takes.
 
     States told by `on_state`: "live" (attached again, and batches after the daemon's last seq are being sent again; report what has changed
-    before returning, as then the daemon is told what is `held`, and says what was missed), "lost" (the link broke; connecting again for
-    ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
+    before returning, as then the daemon is told what is `held`, and says what was missed), "lost" (the link broke, or the daemon that is
+    back does not let us in; connecting again for ever), "fenced" (a newer scheduler owns the store: stop), "failed" (the daemon refused
     us for good, or a callback raised: stop). After "fenced" and "failed" nothing is sent or delivered any more.
     """
 
     def __init__(
         self,
-        address: str,
+        daemon: str | Daemon,
         scheduler_id: str,
         *,
         on_result: Callable[[c.Result, int, list[Refused]], None],
         on_state: Callable[[str, str], None],
         held: Callable[[], Sequence[int]],
-        channel: Callable[[str], Any] = open_channel,
+        channel: Callable[[Daemon], Any] = open_channel,
+        why_closed: Callable[[Daemon], Awaitable[AccessDenied | None]] = why_closed,
     ):
-        self.address = address
+        self.daemon = Daemon.at(daemon)
+        self.address = self.daemon.address
         self.scheduler_id = scheduler_id
         self.epoch = 0
         #: Leases received in this epoch: what belongs into `Credit.leases_seen`.
@@ -97,8 +101,11 @@ class Session:
         self._on_result = on_result
         self._on_state = on_state
         self._held = held
-        #: Makes a gRPC channel, or what behaves like one, to an address.
+        #: Makes a gRPC channel, or what behaves like one, to a daemon.
         self._open_channel = channel
+        #: Says why such a channel does not come about.
+        self._why_closed = why_closed
+        self._denied = ""
         self._seq = 0
         #: Last seq whose Result was delivered, and the highest number of a Result.
         self._answered = 0
@@ -147,10 +154,11 @@ class Session:
     # ------------------------------------------------------------------------------------------------------ lifetime
 
     async def attach(self, timeout_seconds: float) -> AttachInfo:
-        """Begin an epoch. Raises Unavailable (naming address and remedy) if there is no daemon in time."""
+        """Begin an epoch. Raises Unavailable (naming address and remedy) if there is no daemon in time, AccessDenied if there is one
+        that does not let us in."""
         if self._channel is not None:
             raise InvalidRequest("a Session is attached once")
-        self._channel = self._open_channel(self.address)
+        self._channel = self._open_channel(self.daemon)
         deadline = time.monotonic() + timeout_seconds
         pause = BACKOFF_SECONDS_MIN
         try:
@@ -160,6 +168,9 @@ class Session:
                     link, attached = await self._open(max(left, 0.01))
                     break
                 except (Unavailable, TimeoutError) as error:
+                    denied = await self._why_closed(self.daemon)
+                    if denied is not None:
+                        raise denied from None
                     if time.monotonic() + pause >= deadline:
                         detail = str(error) if not isinstance(error, TimeoutError) else "no answer"
                         raise unreachable(self.address, detail) from None
@@ -279,7 +290,7 @@ class Session:
         assert self._channel is not None
         stub = pb_grpc.TaskDBStub(self._channel)
         self._blobs = SharedBlobs()
-        call = stub.Session()
+        call = stub.Session(metadata=self.daemon.access.metadata())
         try:
             async with asyncio.timeout(timeout_seconds):
                 attach = pb.Attach(scheduler_id=self.scheduler_id, epoch=self.epoch, answered=self._answered, heard=self._heard)
@@ -369,9 +380,25 @@ class Session:
             except TaskDBError as error:
                 if self._stops(error):
                     return None
+                await self._may_be_denied(error)
                 continue
+            self._denied = ""
             self._resume(link, attached.last_seq)
             return link
+
+    async def _may_be_denied(self, error: TaskDBError) -> None:
+        """Said once, and tried again all the same: the files of our access may be put right."""
+        denied = error if isinstance(error, AccessDenied) else await self._why_closed(self.daemon)
+        if denied is None and not self._denied:
+            return
+        if denied is not None and str(denied) != self._denied:
+            self._denied = str(denied)
+            self._on_state("lost", str(denied))
+        with suppress(AccessDenied):
+            renewed = self._open_channel(self.daemon)  # with certificates as they are now
+            former, self._channel = self._channel, renewed
+            if former is not None:
+                await former.close()
 
     def _resume(self, link: _Link, last_seq: int) -> None:
         """Say again what the daemon does not know. Its answers to what it does know, and that were not heard, come first."""
@@ -404,7 +431,8 @@ class Session:
         if self._channel is None:
             raise Unavailable("the Session is not attached")
         try:
-            async for reply in pb_grpc.TaskDBStub(self._channel).Restore(pb.RestoreRequest(), timeout=timeout_seconds):
+            stub, metadata = pb_grpc.TaskDBStub(self._channel), self.daemon.access.metadata()
+            async for reply in stub.Restore(pb.RestoreRequest(), timeout=timeout_seconds, metadata=metadata):
                 yield reply
         except grpc.RpcError as error:
             raise status.from_rpc_error(error, self.address) from None
@@ -413,6 +441,10 @@ class Session:
         if self._channel is None:
             raise Unavailable("the Session is not attached")
         try:
-            return await getattr(pb_grpc.TaskDBStub(self._channel), method)(request, timeout=timeout_seconds)
+            call = getattr(pb_grpc.TaskDBStub(self._channel), method)
+            return await call(request, timeout=timeout_seconds, metadata=self.daemon.access.metadata())
         except grpc.RpcError as error:
             raise status.from_rpc_error(error, self.address) from None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            raise Unavailable(f"{self.address}: the link is being made anew") from None

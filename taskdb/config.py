@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +27,31 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may call, and how the daemon shows itself. See `taskdb.server.listening` for what must come together."""
+
+    #: PEM files: the daemon's certificate and its key (None: in the same file); certificates that vouch for clients' (None: not asked for).
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    #: What every call must carry. None: nothing.
+    token: str | None = field(default=None, repr=False)
+    #: Listen where others can reach it all the same.
+    insecure: bool = False
+
+    @property
+    def tls(self) -> bool:
+        return self.cert is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """How the daemon serves. May change at each start."""
 
     store: StoreConfig
-    #: HOST:PORT (port 0: any free one) or unix:PATH.
+    #: HOST:PORT or tls://HOST:PORT (port 0: any free one), or unix:PATH.
     listen: str = ADDRESS_DEFAULT
+    access: AccessConfig = AccessConfig()
     #: Longest time between an applied command and its commit, in milliseconds.
     commit_interval_ms: int = limits.COMMIT_INTERVAL_MS
     #: Commit at once when so many commands are uncommitted.

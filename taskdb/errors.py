@@ -81,6 +81,12 @@ class FormatMismatch(TaskDBError):
     kind = "format_mismatch"
 
 
+class AccessDenied(TaskDBError):
+    """The daemon does not let us in, or is not the one we trust: a token or a certificate is missing, wrong or out of date."""
+
+    kind = "access_denied"
+
+
 class Unavailable(TaskDBError):
     """Not now (starting, draining, link down): try again."""
 
@@ -90,3 +96,8 @@ class Unavailable(TaskDBError):
 
 class InvariantBroken(AssertionError):
     """A rule of the engine or of a store does not hold: a fault of this program. Never caught and passed over."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether no caller can answer for it: a fault of this program, or a damaged store."""
+    return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)

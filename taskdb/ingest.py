@@ -15,11 +15,12 @@ import grpc
 
 from taskdb import commands as c
 from taskdb import limits
+from taskdb.access import Daemon
 from taskdb.errors import InvalidRequest, LimitExceeded, Unavailable
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.channel import OPTIONS
+from taskdb.wire.channel import open_blocking_channel
 
 #: Runs an ingest process may be ahead of the database: the back-pressure.
 INGEST_RUNS_AHEAD = 4
@@ -37,13 +38,13 @@ class Ingest:
     """One submission, from a process of its own. Left without `seal` it is not done: another Ingest goes on with it, or its scheduler
     aborts it (AbortGraph); if neither does for some time, the daemon does."""
 
-    def __init__(self, address: str, epoch: int, on_added: Callable[[c.AddTasks, list[int]], None] | None = None):
+    def __init__(self, daemon: str | Daemon, epoch: int, on_added: Callable[[c.AddTasks, list[int]], None] | None = None):
         """`on_added(run, positions)` is told of each run that is in the database, with the positions of tasks it knew before."""
-        self.address = address
+        self.address = str(daemon)
         self.epoch = epoch
         self._on_added = on_added
         self._unanswered: deque[c.AddTasks | None] = deque()
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = open_blocking_channel(Daemon.at(daemon))
         self._requests: SimpleQueue[pb.IngestRequest | None] = SimpleQueue()
         self._call: Any = None
         self._ahead = 0

@@ -11,6 +11,18 @@ KEY_BYTES_MAX = 64 * KIB
 SPEC_BYTES_MAX = 512 * MIB
 #: Bytes of one gRPC message: the largest spec with room around it.
 MESSAGE_BYTES_MAX = 600 * MIB
+#: Bytes of what a call carries besides its messages: the token, and what gRPC adds.
+METADATA_BYTES_MAX = 8 * KIB
+#: Connections at a time: a scheduler, its ingest processes and whoever looks in; each costs some 30 KiB and a file descriptor.
+CONNECTIONS_MAX = 4_096
+#: Calls of one connection at a time, and of all of them: Sessions, Ingests, reads.
+CONNECTION_CALLS_MAX = 64
+CALLS_MAX = 256
+#: Calls at a time that ask for the daemon's health, which need no token.
+PROBES_MAX = 32
+#: How long a connection may take to say that it speaks the protocol, and may stand without a call.
+HANDSHAKE_MS_MAX = 10_000
+IDLE_MS_MAX = 300_000
 #: Bytes (UTF-8) of a submission's name: it stands in every lease.
 SUBMISSION_BYTES_MAX = 128
 #: Bytes (UTF-8) of a client's name. Dask's are about 50.

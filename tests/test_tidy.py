@@ -79,6 +79,11 @@ def test_taskdb_knows_nothing_of_dask() -> None:
     assert [words for path, words in importers("dask", "distributed", "scheduler_adapter") if path.startswith("taskdb/")] == []
 
 
+def test_the_database_cannot_load_pickles() -> None:
+    loaders = importers("pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
+    assert [words for path, words in loaders if path.startswith("taskdb/")] == []
+
+
 def private_uses(path: str) -> Iterator[str]:
     """Private names imported from distributed, and private attributes of anything imported from it."""
     names = set()

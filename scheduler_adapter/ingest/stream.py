@@ -30,7 +30,7 @@ class Stream:
         """Raises what the database refused it with."""
         self._announce()
         job = self.job
-        with Ingest(job["address"], job["epoch"], self._added) as stream:
+        with Ingest(job["daemon"], job["epoch"], self._added) as stream:
             try:
                 there = stream.begin(
                     BeginGraph(self.submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli import exits
 from taskdb.cli.keys import unpack_key
 from taskdb.cli.listing import filter_options, filters
@@ -41,7 +42,7 @@ def _acting(command: Callable[..., None]) -> Callable[..., None]:
     f" they need goes with them.\n\n{_HELP}"
 )
 @_acting
-def cancel(keys: tuple[bytes, ...], dry_run: bool, yes: bool, url: str, output: str, timeout: float, **which: Any) -> None:
+def cancel(keys: tuple[bytes, ...], dry_run: bool, yes: bool, url: Daemon, output: str, timeout: float, **which: Any) -> None:
     if which["graph"] and not any(value for name, value in which.items() if name != "graph"):
         which["wanted"] = True
     _act("cancel", "cancelled", keys, dry_run, yes, url, output, timeout, which)
@@ -52,7 +53,7 @@ def cancel(keys: tuple[bytes, ...], dry_run: bool, yes: bool, url: str, output: 
     f" for them wait on.\n\n{_HELP}"
 )
 @_acting
-def retry(keys: tuple[bytes, ...], dry_run: bool, yes: bool, url: str, output: str, timeout: float, **which: Any) -> None:
+def retry(keys: tuple[bytes, ...], dry_run: bool, yes: bool, url: Daemon, output: str, timeout: float, **which: Any) -> None:
     if which["state"] not in (None, "erred"):
         raise click.UsageError("only tasks that are erred can be retried")
     if any(which.values()):
@@ -66,7 +67,7 @@ def _act(
     keys: tuple[bytes, ...],
     dry_run: bool,
     yes: bool,
-    url: str,
+    url: Daemon,
     output: str,
     timeout: float,
     which: dict[str, Any],

@@ -10,11 +10,12 @@ USAGE = 2
 UNREACHABLE = 3
 LOCKED_OR_FORMAT = 4
 CORRUPT = 5
+DENIED = 6
 
 #: For the help of every command (\\b keeps click from folding it).
 HELP = """\b
 Exit codes: 0 ok, 1 problem found or request refused, 2 usage, 3 daemon unreachable,
-4 store locked or of another format, 5 store corrupt."""
+4 store locked or of another format, 5 store corrupt, 6 access denied."""
 
 
 def code_of(error: BaseException) -> int:
@@ -24,4 +25,6 @@ def code_of(error: BaseException) -> int:
         return LOCKED_OR_FORMAT
     if isinstance(error, errors.StoreCorrupt):
         return CORRUPT
+    if isinstance(error, errors.AccessDenied):
+        return DENIED
     return PROBLEM

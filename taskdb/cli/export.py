@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli.keys import unpack_key
 from taskdb.cli.listing import filter_options, filters
 from taskdb.cli.online import ONLINE_HELP, online_options
@@ -29,7 +30,7 @@ _STATES = {int(state): state.name.lower() for state in TaskState} | {0: "forgott
 @click.option("--history", is_flag=True, help="The history instead, also of tasks that are forgotten. Only --graph chooses of it.")
 @click.option("-o", "--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write this file.  [default: stdout]")
 @online_options
-def export(history: bool, target: Path | None, url: str, output: str, timeout: float, **which: Any) -> None:
+def export(history: bool, target: Path | None, url: Daemon, output: str, timeout: float, **which: Any) -> None:
     if history and any(value for name, value in which.items() if name != "graph"):
         raise click.UsageError("of the history only a --graph can be chosen")
     with Client(url, timeout) as client:

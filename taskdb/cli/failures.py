@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli.keys import show_key, unpack_key
 from taskdb.cli.listing import find_graph
 from taskdb.cli.online import ONLINE_HELP, online_options
@@ -18,7 +19,7 @@ from taskdb.client import Client
 @click.option("--graph", default="", help="Only of this graph: its name, or the beginning of it.")
 @click.option("--traceback/--no-traceback", default=True, show_default=True, help="Show where the exception was raised.")
 @online_options
-def errors(graph: str, traceback: bool, url: str, output: str, timeout: float) -> None:
+def errors(graph: str, traceback: bool, url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         found = client.errors(find_graph(client, graph) if graph else "")
     if output == "json":

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli.online import ONLINE_HELP, online_options
 from taskdb.cli.output import STATES, TASK_COLUMNS, TASK_NUMBERS, print_json, print_table, show_time, task_dict, task_row
 from taskdb.cli.past import past_graphs
@@ -125,7 +126,7 @@ def graph_row(graph: pb.GraphStatus) -> tuple[object, ...]:
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Graphs listed.")
 @online_options
 def graphs(
-    client_name: str, is_unfinished: bool | None, failed: bool, past: bool, limit: int, url: str, output: str, timeout: float
+    client_name: str, is_unfinished: bool | None, failed: bool, past: bool, limit: int, url: Daemon, output: str, timeout: float
 ) -> None:
     if past and (is_unfinished is not None or failed):
         raise click.UsageError("the history does not say which graphs are --unfinished, --finished or --failed")
@@ -170,7 +171,7 @@ def _print_past(found: list[pb.HistoryGraph], limit: int, output: str) -> None:
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Tasks on the page.")
 @click.option("--cursor", type=Cursor(), default=b"", help="Where the last page ended, as it said.")
 @online_options
-def tasks(sort: str | None, descending: bool, limit: int, cursor: bytes, url: str, output: str, timeout: float, **which: Any) -> None:
+def tasks(sort: str | None, descending: bool, limit: int, cursor: bytes, url: Daemon, output: str, timeout: float, **which: Any) -> None:
     if descending and not sort:
         raise click.UsageError("--descending goes with --sort")
     with Client(url, timeout) as client:

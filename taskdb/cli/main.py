@@ -8,6 +8,9 @@ from typing import NoReturn
 
 import click
 
+# What gRPC's core says of a connection that fails, we say in one line. It is read when gRPC is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import taskdb
 from taskdb.cli import exits
 from taskdb.cli.acting import cancel, retry

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli import exits
 from taskdb.cli.keys import parse_key, show_key, unpack_key
 from taskdb.cli.output import (
@@ -22,8 +23,8 @@ from taskdb.cli.output import (
     task_dict,
     task_row,
 )
+from taskdb.cli.reaching import reaching
 from taskdb.client import Client
-from taskdb.config import ADDRESS_DEFAULT
 from taskdb.wire import taskdb_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,17 +34,9 @@ ONLINE_HELP = f"Online: asks the daemon.\n\n{exits.HELP}"
 
 def online_options(command: F) -> F:
     """The options every online command has."""
-    url = click.option(
-        "--url",
-        envvar="TASKDB_URL",
-        default=ADDRESS_DEFAULT,
-        show_default=True,
-        show_envvar=True,
-        help="The daemon: HOST:PORT or unix:PATH.",
-    )
     output = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     timeout = click.option("--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to wait for an answer.")
-    return url(output(timeout(command)))
+    return reaching(output(timeout(command)))  # type: ignore[return-value]
 
 
 class Key(click.ParamType[bytes]):
@@ -65,7 +58,7 @@ class Key(click.ParamType[bytes]):
 
 @click.command(help=f"What the database holds: tasks by state, submissions, size.\n\n{ONLINE_HELP}")
 @online_options
-def status(url: str, output: str, timeout: float) -> None:
+def status(url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.status()
     if output == "json":
@@ -145,7 +138,7 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
 @click.argument("key", type=Key())
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tasks listed of each kind.")
 @online_options
-def explain(key: bytes, limit: int, url: str, output: str, timeout: float) -> None:
+def explain(key: bytes, limit: int, url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.explain(key, limit)
     if output == "json":

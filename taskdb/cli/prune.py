@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli import exits
 from taskdb.cli.listing import find_graph, graph_dict
 from taskdb.cli.online import ONLINE_HELP, online_options
@@ -55,7 +56,7 @@ def prune(
     budget: int | None,
     dry_run: bool,
     wait: bool,
-    url: str,
+    url: Daemon,
     output: str,
     timeout: float,
 ) -> None:

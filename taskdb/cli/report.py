@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli.keys import show_key
 from taskdb.cli.online import ONLINE_HELP, online_options
 from taskdb.cli.output import print_json, show_seconds
@@ -23,7 +24,7 @@ from taskdb.client import Client
 @click.argument("graph", default="")
 @click.option("-o", "--to", "target", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
 @online_options
-def report(graph: str, target: Path, url: str, output: str, timeout: float) -> None:
+def report(graph: str, target: Path, url: Daemon, output: str, timeout: float) -> None:
     from taskdb.cli.report_page import page
 
     with Client(url, timeout) as client:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
+from functools import partial
 from pathlib import Path
 
 import click
 
 from taskdb import limits
+from taskdb.access import parse_address, read_token
 from taskdb.cli import exits
-from taskdb.config import ADDRESS_DEFAULT, Durability, ServerConfig, StoreConfig
+from taskdb.config import ADDRESS_DEFAULT, AccessConfig, Durability, ServerConfig, StoreConfig
+from taskdb.errors import AccessDenied, InvalidRequest
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 #: A Unix socket's path, with its final zero byte, must fit into sun_path.
 _SOCKET_PATH_BYTES_MAX = 107
 #: Below this not even an empty store fits.
 _STORE_BYTES_MIN = 1 << 20
+#: What is wrong with a file is said where it is read.
+_FILE = click.Path(dir_okay=False)
 
 
 class Size(click.ParamType[int]):
@@ -34,6 +38,9 @@ class Size(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2]])
 
 
+#: Options that say who gets in. In the environment they would be a client's, or those of a scheduler that starts a daemon of its own.
+_access = partial(click.option, allow_from_autoenv=False)
+
 #: The option of every command that writes to a store.
 store_bytes_max_option = click.option(
     "--store-bytes-max",
@@ -45,7 +52,7 @@ store_bytes_max_option = click.option(
 
 
 class Listen(click.ParamType[str]):
-    """HOST:PORT or unix:PATH."""
+    """HOST:PORT, tls://HOST:PORT or unix:PATH."""
 
     name = "address"
 
@@ -53,14 +60,10 @@ class Listen(click.ParamType[str]):
         text = str(value)
         if text.startswith("unix:"):
             return self._socket(text, param, ctx)
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{text!r} is neither HOST:PORT nor unix:PATH", param, ctx)
         try:
-            socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except OSError as error:
-            self.fail(f"{host!r} is not an address: {error}", param, ctx)
-        return text
+            return str(parse_address(text))
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
 
     def _socket(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = Path(text.removeprefix("unix:").removeprefix("//")).absolute()
@@ -77,6 +80,11 @@ class Listen(click.ParamType[str]):
 )
 @click.option("--data", required=True, type=click.Path(file_okay=False, readable=False, path_type=Path), help="Folder of the store.")
 @click.option("--listen", default=ADDRESS_DEFAULT, show_default=True, type=Listen(), help="HOST:PORT or unix:PATH.")
+@_access("--tls-cert", type=_FILE, help="Serve with TLS: a PEM file with the daemon's certificate.")
+@_access("--tls-key", type=_FILE, help="Its private key, if that is in a file of its own.")
+@_access("--tls-ca-file", type=_FILE, help="Ask clients for certificates that this authority vouches for.")
+@_access("--token-file", type=_FILE, help="Ask clients for the token in this file.")
+@_access("--insecure", is_flag=True, help="Listen where others can reach it without TLS, or without knowing who they are.")
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "os"]),
@@ -124,6 +132,11 @@ class Listen(click.ParamType[str]):
 def serve(
     data: Path,
     listen: str,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca_file: str | None,
+    token_file: str | None,
+    insecure: bool,
     durability: Durability,
     store_bytes_max: int,
     commit_interval_ms: int,
@@ -137,9 +150,14 @@ def serve(
         raise click.BadParameter(f"between {_STORE_BYTES_MIN} and {limits.STORE_MAP_BYTES} bytes", param_hint="--store-bytes-max")
     if ready_file is not None and not ready_file.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {ready_file.absolute().parent}", param_hint="--ready-file")
+    try:
+        token = None if token_file is None else read_token(token_file)
+    except AccessDenied as error:
+        raise click.UsageError(str(error)) from None
     config = ServerConfig(
         store=StoreConfig(path=data, durability=durability, bytes_max=store_bytes_max),
         listen=listen,
+        access=AccessConfig(tls_cert, tls_key, tls_ca_file, token, insecure),
         commit_interval_ms=commit_interval_ms,
         commit_commands_max=commit_commands_max,
         history_bytes_max=history_bytes_max,
@@ -147,9 +165,12 @@ def serve(
         exit_with_parent=exit_with_parent,
     )
     logging.basicConfig(level=log_level.upper(), format="taskdb: %(levelname)s %(message)s")
-    from taskdb.server.daemon import AddressInUse, run  # grpc.aio and lmdb: not for every command
+    from taskdb.server.daemon import run  # grpc.aio and lmdb: not for every command
+    from taskdb.server.listening import AddressInUse, NotSafe
 
     try:
         run(config)
     except AddressInUse as error:
         raise click.ClickException(str(error)) from None
+    except (NotSafe, AccessDenied, InvalidRequest) as error:
+        raise click.UsageError(str(error)) from None

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from taskdb.access import Daemon
 from taskdb.cli import exits
 from taskdb.cli.keys import show_key, unpack_key
 from taskdb.cli.online import ONLINE_HELP, Key, online_options
@@ -21,7 +22,7 @@ from taskdb.client import Client
 @click.argument("key", type=Key())
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="The last so many events.")
 @online_options
-def story(key: bytes, limit: int, url: str, output: str, timeout: float) -> None:
+def story(key: bytes, limit: int, url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.story(key, limit)
     if output == "json":

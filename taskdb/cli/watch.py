@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from taskdb.access import Daemon
 from taskdb.cli import exits
 from taskdb.cli.listing import done, find_graph, graph_dict, unfinished
 from taskdb.cli.online import ONLINE_HELP, online_options
@@ -61,7 +62,7 @@ class Rates:
 @click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--count", type=click.IntRange(1), help="Look so many times, and end.")
 @online_options
-def watch(graphs: tuple[str, ...], interval: float, count: int | None, url: str, output: str, timeout: float) -> None:
+def watch(graphs: tuple[str, ...], interval: float, count: int | None, url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         names = {find_graph(client, name) for name in graphs}
         console = Console(markup=False, highlight=False)

@@ -6,27 +6,27 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
-import socket
-import stat
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from taskdb import limits
 from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
-from taskdb.server import reads
+from taskdb.errors import TaskDBError
+from taskdb.limits import CONNECTIONS_MAX
+from taskdb.server import listening, reads
+from taskdb.server.guard import Guard
 from taskdb.server.service import Service
 from taskdb.server.writer import Writer
 from taskdb.store.base import Store
 from taskdb.store.lmdb_store import LmdbStore
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
+from taskdb.wire.channel import SERVER_OPTIONS
 
 logger = logging.getLogger("taskdb.server")
 
@@ -36,22 +36,21 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 GRACE_SECONDS = 1.5
 #: How often a child looks whether its parent still lives (stdin's end is noticed at once).
 PARENT_POLL_SECONDS = 1.0
-#: Calls at the same time: one Session, some Ingests, reads.
-CALLS_MAX = 256
+#: File descriptors besides those of connections.
+OTHER_FILES_MAX = 256
 
 _HEALTH_NAMES = ("", "taskdb.v1.TaskDB")
-
-
-class AddressInUse(Exception):
-    """The address cannot be listened on. Says why and what to do."""
 
 
 def run(config: ServerConfig) -> None:
     """Open the store and serve it until SIGTERM, SIGINT or the end of the parent.
 
-    Raises StoreLocked, FormatMismatch, StoreCorrupt, StoreFull, StoreError, AddressInUse, or the error that stopped it.
+    Raises NotSafe, AddressInUse, AccessDenied, StoreLocked, FormatMismatch, StoreCorrupt, StoreFull, StoreError, or the error that
+    stopped it.
     """
+    listening.check(config.listen, config.access)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    _allow_files()
     store = LmdbStore(config.store.path, sync=config.store.durability == "fsync", bytes_max=config.store.bytes_max)
     try:
         info = reads.store_info(store, config.store.bytes_max)
@@ -71,13 +70,13 @@ class Daemon:
         self._stop = asyncio.Event()
         writer = Writer(self._store, Engine(self._store.free_bytes), self._config, self._on_fatal)
         service = Service(self._store, writer, self._info)
-        server = grpc.aio.server(options=_options(), maximum_concurrent_rpcs=CALLS_MAX)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Guard(self._config.access.token)])
         pb_grpc.add_TaskDBServicer_to_server(service, server)
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         for name in _HEALTH_NAMES:
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        with _listening(server, self._config.listen) as address:
+        with listening.listening(server, self._config.listen, self._config.access) as address:
             await server.start()
             writer.start()
             self._watch_signals()
@@ -99,7 +98,8 @@ class Daemon:
 
     def _on_fatal(self, error: BaseException) -> None:
         if self._fatal is None:
-            logger.critical("stopping", exc_info=error)
+            # What the store or the system does is said in words, a fault of ours with where it is.
+            logger.critical("stopping: %s", error, exc_info=None if isinstance(error, TaskDBError) else error)
             self._fatal = error
         self._stop.set()
 
@@ -138,74 +138,10 @@ class Daemon:
             part.replace(ready)
 
 
-def _options() -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-        ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
-        # Without this a second daemon could share the port, and each would get half of the calls.
-        ("grpc.so_reuseport", 0),
-        # A peer that is gone without a word is noticed; peers may ask as often.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
-
-
-# ------------------------------------------------------------------------------------------------------- addresses
-
-
-@contextlib.contextmanager
-def _listening(server: grpc.aio.Server, address: str) -> Iterator[str]:
-    """Bind; the address with its real port. A socket file has owner-only rights from its first moment, and is removed."""
-    if not address.startswith("unix:"):
-        yield f"{address.rpartition(':')[0]}:{_bind(server, address)}"
-        return
-    path = Path(address.removeprefix("unix:"))
-    _remove_stale(path)
-    mask = os.umask(0o177)
-    try:
-        _bind(server, address)
-    finally:
-        os.umask(mask)
-    path.chmod(0o600)
-    try:
-        yield address
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _bind(server: grpc.aio.Server, address: str) -> int:
-    try:
-        port: int = server.add_insecure_port(address)
-    except RuntimeError as error:
-        port, reason = 0, str(error)
-    else:
-        reason = ""
-    if not port:
-        raise AddressInUse(
-            f"cannot listen on {address}: in use, or not an address of this machine; choose another with --listen"
-            + (f" ({reason})" if "Address already in use" not in reason and reason else "")
-        )
-    return port
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket file nobody listens on. Anything else under that name is left alone and refused."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise AddressInUse(f"cannot listen on unix:{path}: there is a file that is no socket; choose another with --listen")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise AddressInUse(f"cannot listen on unix:{path}: {error}") from error
-    raise AddressInUse(f"cannot listen on unix:{path}: another process listens on it; choose another with --listen")
+def _allow_files() -> None:
+    """For so many connections, if the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + OTHER_FILES_MAX
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

@@ -21,6 +21,7 @@ from taskdb.server import histories, reads
 from taskdb.server.asks import Asks, Link
 from taskdb.server.writer import Writer
 from taskdb.store.base import ReadTxn, Store
+from taskdb.store.codec import explained
 from taskdb.wire import convert, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
@@ -338,8 +339,11 @@ class Service(pb_grpc.TaskDBServicer):
         """Run a query on a snapshot in the pool. Queries bound their own work; the deadline bounds the waiting."""
 
         def run() -> T:
-            with self._store.read() as txn:
-                return query(txn)
+            try:
+                with self._store.read() as txn:
+                    return query(txn)
+            except Exception as error:
+                raise explained(error) from None
 
         if self._reads >= READS_WAITING_MAX:
             await _abort(context, Unavailable(f"{self._reads} reads are waiting already"))

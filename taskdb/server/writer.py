@@ -24,13 +24,14 @@ from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
-from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
+from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable, is_fatal
 from taskdb.server.answers import Answer, Answers, merge
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
 from taskdb.server.peer import Peer
 from taskdb.server.recorder import Recorder
 from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
+from taskdb.store.codec import explained
 from taskdb.store.schema import Table
 from taskdb.wire.status import from_kind
 
@@ -441,7 +442,7 @@ class Writer:
 
     def _explain(self, error: Exception) -> TaskDBError:
         """An error of a transaction that held no batch: drop it and tell the caller; the Session goes on, unless it is fatal."""
-        if _is_fatal(error):
+        if is_fatal(error):
             self._fatal(error)
             return Unavailable("the daemon stops: see its log")
         self._drop()
@@ -450,7 +451,7 @@ class Writer:
 
     def _abort(self, error: BaseException) -> None:
         """An error of a transaction that held batches: they never happened, so the Session must come again."""
-        if _is_fatal(error):
+        if is_fatal(error):
             self._fatal(error)
             return
         self._drop()
@@ -461,6 +462,8 @@ class Writer:
             self._close_peer(Unavailable(f"not written, send again: {error}"))
 
     def _fatal(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            error = explained(error)
         self._drop()
         self._close_peer(Unavailable("the daemon stops: see its log"))
         self._on_fatal(error)
@@ -493,8 +496,3 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
-
-
-def _is_fatal(error: BaseException) -> bool:
-    """Whether no caller can answer for it: a fault of this program, or a damaged store."""
-    return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)

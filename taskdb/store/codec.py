@@ -36,6 +36,7 @@ REVIVED = 128
 #: A task without group.
 NO_GROUP = 2**32 - 1
 
+_STATES_MAX = int(max(TaskState))
 WAITING = TaskState.WAITING
 QUEUED = TaskState.QUEUED
 
@@ -129,6 +130,8 @@ def decode_task(task_id: int, data: bytes) -> TaskRecord:
         ) = _TASK.unpack(data)
     except error:
         raise StoreCorrupt(f"task {task_id}: record of {len(data)} bytes, not {_TASK.size}") from None
+    if not 1 <= state <= _STATES_MAX:
+        raise StoreCorrupt(f"task {task_id}: there is no state {state}")
     task.state = task.stored_state = state
     task.waiting_on = waiting_on
     task.deps = None
@@ -169,6 +172,13 @@ def encode_rank(user: float, generation: float, order: float) -> bytes:
 def decode_rank(data: bytes) -> Rank:
     bits = [value ^ (_SIGN if value & _SIGN else _ALL) for value in _RANK_BITS.unpack(data)]
     return Rank(*_RANK.unpack(_RANK_BITS.pack(*bits)))
+
+
+def explained(failed: Exception) -> Exception:
+    """What a failure to unpack a number says of the store. Any other error as it is."""
+    if isinstance(failed, error):
+        return StoreCorrupt(f"the store holds what cannot be read ({failed}): `taskdb verify` says where")
+    return failed
 
 
 def encode_ids(ids: Sequence[int]) -> bytes:

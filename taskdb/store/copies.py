@@ -31,7 +31,7 @@ def backup(folder: Path, target: Path, tick: Tick) -> int:
         _check(snapshot, tick)
         part = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
         try:
-            part.mkdir()
+            part.mkdir(mode=0o700)
             size = _write(snapshot, part / DATA_FILE)
             _sync(part)
             snapshot.check_alone()

@@ -7,20 +7,22 @@ from typing import Any, Self
 
 import grpc
 
+from taskdb.access import Daemon
 from taskdb.errors import TaskDBError, Unavailable
-from taskdb.wire import status
+from taskdb.wire import diagnosis, status
 from taskdb.wire import taskdb_pb2 as pb
 from taskdb.wire import taskdb_pb2_grpc as pb_grpc
-from taskdb.wire.channel import OPTIONS, READ_SECONDS, unreachable
+from taskdb.wire.channel import READ_SECONDS, open_blocking_channel, unreachable
 
 
 class Client:
-    """Raises TaskDBError; Unavailable names the address and the remedy."""
+    """Raises TaskDBError; Unavailable names the address and the remedy, AccessDenied what is wrong with the token or a certificate."""
 
-    def __init__(self, address: str, timeout_seconds: float = READ_SECONDS):
-        self.address = address
+    def __init__(self, daemon: str | Daemon, timeout_seconds: float = READ_SECONDS):
+        self._daemon = Daemon.at(daemon)
+        self.address = self._daemon.address
         self._timeout_seconds = timeout_seconds
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = open_blocking_channel(self._daemon)
         self._stub: Any = pb_grpc.TaskDBStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -114,5 +116,5 @@ class Client:
     def _explain(self, error: grpc.RpcError) -> TaskDBError:
         explained = status.from_rpc_error(error, self.address)
         if isinstance(explained, Unavailable) and error.code() is grpc.StatusCode.UNAVAILABLE:
-            return unreachable(self.address, error.details())
+            return diagnosis.why(self._daemon) or unreachable(self.address, error.details())
         return explained

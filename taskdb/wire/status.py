@@ -20,6 +20,7 @@ _CODES: tuple[tuple[type[errors.TaskDBError], grpc.StatusCode], ...] = (
     (errors.StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.AccessDenied, grpc.StatusCode.UNAUTHENTICATED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.StoreLocked, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.FormatMismatch, grpc.StatusCode.FAILED_PRECONDITION),
@@ -36,6 +37,8 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TaskDBError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.UNIMPLEMENTED: errors.InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: errors.AccessDenied,
+    grpc.StatusCode.PERMISSION_DENIED: errors.AccessDenied,
 }
 
 

@@ -23,7 +23,7 @@ from tests.support.commands import problems
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 #: Programs of others, whose options are theirs to say.
-OTHER_PROGRAMS = frozenset(("pip", "python3", "kubectl", "useradd", "cp", "systemctl"))
+OTHER_PROGRAMS = frozenset(("pip", "python3", "kubectl", "useradd", "cp", "install", "openssl", "systemctl"))
 #: Options that stand in the text, of programs of others.
 OTHER_OPTIONS = frozenset(("--volumes",))
 

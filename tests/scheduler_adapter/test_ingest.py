@@ -112,7 +112,7 @@ def job(daemon: Daemon, epoch: int, name: str, expr: Any, keys: set[Any]) -> tup
         "submitted": 0.0,
         "label": "test",
         "flags": 0,
-        "address": daemon.address,
+        "daemon": daemon.address,
         "epoch": epoch,
         "config": {},
         "header": {"serializer": "pickle", "writeable": ()},

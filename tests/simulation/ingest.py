@@ -53,7 +53,7 @@ async def _ingest(job: Message, frames: Sequence[Any]) -> AsyncGenerator[Message
         return
     submission = job["submission"]
     names: list[str] = []
-    call: Call = pb_grpc.TaskDBStub(Channel(job["address"])).Ingest()
+    call: Call = pb_grpc.TaskDBStub(Channel(job["daemon"])).Ingest()
     try:
         begin = BeginGraph(submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"])
         there = await _ask(call, pb.IngestRequest(epoch=job["epoch"], begin_graph=convert.begin_graph_to_proto(begin)))

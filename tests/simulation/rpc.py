@@ -86,7 +86,7 @@ class Call:
 class Channel:
     """What the stub needs of a channel."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, daemon: object) -> None:
         self._process = PROCESS.get()
 
     def _call(self, path: str, serialize: Serialize, deserialize: Any, metadata: Any) -> Call:
@@ -127,6 +127,10 @@ class Channel:
 
     async def close(self) -> None:
         pass
+
+
+async def why_closed(daemon: object) -> None:
+    """Nothing is closed here."""
 
 
 class Handlers:

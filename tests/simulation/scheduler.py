@@ -21,7 +21,7 @@ from taskdb.errors import TaskDBError
 from tests.simulation.ingest import InlineIngest
 from tests.simulation.loop import PROCESS, Process
 from tests.simulation.network import Sender
-from tests.simulation.rpc import Channel
+from tests.simulation.rpc import Channel, why_closed
 
 #: Tasks of a run: few, so that graphs have several.
 RUN_TASKS = 6
@@ -129,7 +129,7 @@ def replaced(session: type[Session] = Session) -> Iterator[None]:
         "distributed.scheduler.gather_from_workers": _gather_from_workers,
         "distributed.scheduler.version_module": _Versions,
         "distributed.core.SystemMonitor": _NoMonitor,
-        "scheduler_adapter.adapter.Session": functools.partial(session, channel=Channel),
+        "scheduler_adapter.adapter.Session": functools.partial(session, channel=Channel, why_closed=why_closed),
         "scheduler_adapter.adapter.IngestProcess": InlineIngest,
         "scheduler_adapter.graph.RUN_TASKS": RUN_TASKS,
         "scheduler_adapter.dask_worker.BatchedSend": Sender,

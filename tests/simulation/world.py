@@ -105,7 +105,7 @@ class World:
         self._scheduler_count += 1
         plan = self.plan
         config = AdapterConfig.load(
-            url="simulated",
+            url="simulated:1",
             window=plan.window,
             lookahead=plan.lookahead,
             local_tasks=plan.local_tasks,

@@ -55,7 +55,9 @@ def test_a_lease_carries_everything() -> None:
     txn.commit()
     assert leases == [
         c.Lease(1, b"a", b"A", 0, c.Rank(0.0, 2.0, 5.0), [], "x", "g", b"", -1, 0, [], 1),
-        c.Lease(2, b"b", b"B", int(TaskFlag.DATA_PRODUCER), c.Rank(-1.0, 2.0, 4.0), [1], "y", "g", b"notes", 3, 1, ["client"], 0, 1),
+        c.Lease(
+            2, b"b", b"B", int(TaskFlag.DATA_PRODUCER), c.Rank(-1.0, 2.0, 4.0), [1], "y", "g", b"notes", 3, 1, ["client"], 0, 1 << 32 | 1
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ import msgpack
 from click.testing import CliRunner, Result
 
 from taskdb import commands as c
+from taskdb.access import Daemon as Known
 from taskdb.cli.main import cli
 from taskdb.client import Session
 from taskdb.model import Level, TaskFlag
@@ -117,7 +118,7 @@ class Daemon:
 class Recorder:
     """A Session with all it heard. It holds what was leased and not given back, as a scheduler does."""
 
-    def __init__(self, address: str, name: str = "scheduler-1"):
+    def __init__(self, address: str | Known, name: str = "scheduler-1"):
         self.results: list[tuple[int, c.Result, list[tuple[int, str, str, str]]]] = []
         self.states: list[tuple[str, str]] = []
         self.held: set[int] = set()

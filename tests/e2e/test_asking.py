@@ -99,5 +99,7 @@ def test_retry_by_query(asked: Cluster, client: Client, gate: Path, size: int) -
     until(lambda: sum(x["failed"] for x in ask(asked, "errors")["errors"] if x["prefix"] == "failing") == size, "that is told")
     gate.touch()
     assert ask(asked, "retry", "--prefix", "failing", "--yes")["retried"] == size
+    # The client hears of it on its own stream, perhaps after we do.
+    until(lambda: all(future.status == "finished" for future in futures + after), "all run again")
     assert client.gather(futures) == list(range(size))
     assert client.gather(after) == list(range(1, size + 1))

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import curves, figures, order
+from bench import curves, figures, order, queries
 from bench.recovery import make_store, start_to_first
 from bench.runs import Interrupted, Options, machine, run
 from bench.workloads import WORKLOADS
@@ -153,6 +153,59 @@ def recovery(tasks: tuple[int, ...], repeat: int) -> None:
         median = statistics.median(seconds)
         table.add_row("ours", f"{sizes[count]:,}", f"{median:.2f}", f"{median - stock:.2f}")
     Console().print(table)
+
+
+_pace = click.option(
+    "--pace", type=click.FloatRange(0), default=1_000.0, show_default=True, help="Tasks a second the graph runs at; 0: as fast as can be."
+)
+
+
+@main.command("queries")
+@click.option("--tasks", type=click.IntRange(100), default=100_000, show_default=True, help="Unfinished tasks in the store.")
+@click.option("--rate", type=click.FloatRange(0.1), default=20.0, show_default=True, help="Questions a second.")
+@_pace
+@click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each phase.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Phases without and with questions.")
+def ask_queries(tasks: int, rate: float, pace: float, seconds: float, rounds: int) -> None:
+    """What questions take on a large store while a graph is ingested and run, and what that graph notices."""
+    with tempfile.TemporaryDirectory(prefix="taskdb-bench-") as name:
+        folder = Path(name)
+        click.echo(f"making a store with {tasks:,} unfinished tasks", err=True)
+        measured = queries.measure(folder, folder / "store", make_store(folder / "store", tasks), rate, pace, seconds, rounds)
+    shown = Table("question", "asked", "p50, ms", "p99, ms", "longest, ms")
+    for question, found in measured.latencies.items():
+        ordered = sorted(1000 * x for x in found)
+        p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
+        shown.add_row(question, f"{len(ordered):,}", f"{p50:.1f}", f"{p99:.1f}", f"{ordered[-1]:.1f}")
+    Console().print(shown)
+    shown = Table("the graph that runs", "tasks/s, median", "longest wait for an answer, ms")
+    for words, phases in (("without questions", measured.without), ("with questions", measured.asked)):
+        rate_median = statistics.median(phase.per_second for phase in phases)
+        shown.add_row(words, f"{rate_median:,.0f}", f"{1000 * max(phase.waited_max_s for phase in phases):.0f}")
+    Console().print(shown)
+    click.echo(f"with questions a task takes {measured.slowdown:.3f} times as long", err=True)
+
+
+@main.command("prune")
+@click.option("--tasks", type=click.IntRange(1), default=100_000, show_default=True, help="Tasks of the graph that is pruned.")
+@_pace
+@click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of the phase before.")
+def prune_while_running(tasks: int, pace: float, seconds: float) -> None:
+    """What a graph that runs notices of another one being pruned."""
+    with tempfile.TemporaryDirectory(prefix="taskdb-bench-") as name:
+        folder = Path(name)
+        click.echo(f"making a store with {tasks:,} finished tasks", err=True)
+        queries.make_finished_store(folder / "store", tasks)
+        found = queries.prune(folder, folder / "store", tasks, pace, seconds)
+    shown = Table("the graph that runs", "tasks/s", "longest wait for an answer, ms")
+    for words, phase in (("before", found.before), ("while the other is pruned", found.meanwhile)):
+        shown.add_row(words, f"{phase.per_second:,.0f}", f"{1000 * phase.waited_max_s:.0f}")
+    Console().print(shown)
+    click.echo(
+        f"{found.tasks:,} tasks pruned in {found.seconds:.1f} s; bytes in use {found.used_bytes_before:,}, then {found.used_bytes:,}; "
+        f"the file {found.file_bytes_before:,} and {found.file_bytes:,}",
+        err=True,
+    )
 
 
 @main.command("order")

@@ -16,6 +16,7 @@ from scheduler_adapter.embedded import EmbeddedDaemon
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.kept import Kept
 from scheduler_adapter.lookups import Lookups
+from scheduler_adapter.operator import Operator
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.recovery import Recovery, Restored
 from scheduler_adapter.returning import Returning
@@ -74,18 +75,19 @@ class Adapter:
 
     def _take_over(self) -> None:
         scheduler = self.scheduler
+        assert self.session is not None
         self.returning = Returning(
             scheduler, self.pager, self.undo, self.restored.kept, self.restored.graphs, self.config.clients_return_seconds
         )
         self.submitter = submitter = Submitter(scheduler, self.config, self.pager, self.ingest, self.returning)
         self.clients = Clients(scheduler, self.pager, submitter, self.returning, self.undo)
+        self.operator = Operator(scheduler, self.clients, self.session)
         self.lookups = Lookups(scheduler, self.pager, self.undo)
         self.pager.cooling.install(self.undo)
         internals.before_results_are_lost(scheduler, self.undo, self.pager.residency.keep_followed)
         internals.suppress_cancelled(scheduler, self.undo, self.pager.residency.runs_again)
         internals.send_stored_specs(scheduler, self.undo)
         scheduler.add_plugin(self.pager, name=self.pager.name)
-        assert self.session is not None
         generation = max((graph.generation for graph in self.restored.graphs), default=0.0)
         dask_extensions.continue_numbers(scheduler, self.session.epoch, generation)
         self.kept = Kept(scheduler, self.pager, self.undo, self.restored.kept, self.restored.clients)

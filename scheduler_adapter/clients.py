@@ -207,6 +207,16 @@ class Clients:
             self._cancel_on_its_way(command, keys, inbox)
         self._handled(inbox, client, taskdb_number)
 
+    def cancel_for_all(self, keys: list[Any]) -> int:
+        """As if every client that wants them cancelled them, by force. Returns their number."""
+        self._cancel_words = "cancelled by an operator", ""
+        command = Cancel("", pack_keys(keys), True)
+        self.pager.send(command, urgent=True)
+        for inbox in self.inboxes.values():
+            if not inbox.idle:
+                self._cancel_on_its_way(command, keys, inbox)
+        return len(keys)
+
     def _cancel_on_its_way(self, command: Cancel, keys: Collection[Any], inbox: Inbox) -> None:
         """What is cancelled of a graph before it has come is not submitted at all; and once all is there, the cancel is said again, for
         what depends on the keys."""
@@ -245,15 +255,8 @@ class Clients:
         The client takes what is returned for pending. So only what failed is: a result that is under way already would be overlooked. And
         the answer goes out at once, before any new result can.
         """
-        tasks, cooling = self.scheduler.tasks, self.pager.cooling
-        failed = [key for key in keys if (key not in cooling if (ts := tasks.get(key)) is None else ts.state == "erred")]
-        followed, paged = [], []
-        for key in failed:
-            resident = self.pager.window.by_key.get(key)
-            if resident is not None and not resident.paged and not _any_paged_below(self.pager, resident):
-                followed.append(key)
-            else:
-                paged.append(key)
+        failed = self._failed_of(keys)
+        followed, paged = self._retried_by(failed)
         if followed:
             self._stock["stimulus_retry"](keys=followed, client=client)
         if paged:
@@ -262,6 +265,37 @@ class Clients:
                     self.scheduler.client_send(client, {"op": "task-retried", "key": key})
             self.pager.send(Retry(pack_keys(paged)), urgent=True)
         return tuple(failed)
+
+    def retry_for_all(self, keys: list[Any]) -> int:
+        """As if every client retried them. Returns the number of those that have failed, as far as is known here."""
+        failed = self._failed_of(keys)
+        followed, paged = self._retried_by(failed)
+        if followed:
+            # Stock tells the clients that want them.
+            self._stock["stimulus_retry"](keys=followed)
+        for key in paged:
+            # To all: who does not have it does not mind.
+            for client in self.scheduler.client_comms:
+                self.scheduler.client_send(client, {"op": "task-retried", "key": key})
+        if paged:
+            self.pager.send(Retry(pack_keys(paged)), urgent=True)
+        return len(failed)
+
+    def _failed_of(self, keys: Collection[Any]) -> list[Any]:
+        """Those that have failed; of what is on disk only the database knows."""
+        tasks, cooling = self.scheduler.tasks, self.pager.cooling
+        return [key for key in keys if (key not in cooling if (ts := tasks.get(key)) is None else ts.state == "erred")]
+
+    def _retried_by(self, failed: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Of failed tasks: those that stock can retry, and those that the database has to."""
+        followed, paged = [], []
+        for key in failed:
+            resident = self.pager.window.by_key.get(key)
+            if resident is not None and not resident.paged and not _any_paged_below(self.pager, resident):
+                followed.append(key)
+            else:
+                paged.append(key)
+        return followed, paged
 
     # ----------------------------------------------------------------------------------------------------------- data
 

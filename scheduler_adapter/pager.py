@@ -23,6 +23,7 @@ from scheduler_adapter.errors_payload import read_error, write_error
 from scheduler_adapter.forgotten import Forgotten
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
+from scheduler_adapter.ran import Run, run_columns, run_of
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.window import Resident, credit
 from taskdb.client import Session
@@ -189,6 +190,7 @@ class Pager(SchedulerPlugin):
         that a finished task, told in the same breath, needed."""
         out: list[Command] = []
         rows: list[tuple[int, Level, int, int, int]] = []
+        runs: list[Run | None] = []
         changes = self.window.changes()
         changes.sort(key=lambda change: _REPORT_ORDER[change[1]])
         seq = 0 if self.session is None else self.session.last_seq + 1
@@ -201,15 +203,18 @@ class Pager(SchedulerPlugin):
                 continue
             nbytes = ts.nbytes if level is Level.MEMORY else -1
             rows.append((resident.id, level, nbytes, *resident.failures))
+            runs.append(resident.ran if level is Level.MEMORY else None)
+            resident.ran = None
         if rows:
-            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True))))
+            out.insert(0, Report(*(list(column) for column in zip(*rows, strict=True)), **run_columns(runs)))
         return out
 
     def _failure(self, resident: Resident) -> Command:
         blame = resident.task.exception_blame
         cause = self.window.by_key.get(blame.key)
         if cause is None or not cause.id or cause is resident:
-            return Fail(resident.id, write_error(blame.exception, blame.traceback), blame.exception_text or "")
+            payload = write_error(blame.exception, blame.traceback)
+            return Fail(resident.id, payload, blame.exception_text or "", blame.traceback_text or "")
         return Blame(resident.id, cause.id)
 
     def _news(self, leases: list[Lease]) -> list[Lease]:
@@ -339,6 +344,8 @@ class Pager(SchedulerPlugin):
             logger.critical("the adapter failed to follow %r from %s to %s", key, start, finish, exc_info=True)
             self.on_fault(repr(e))
             raise
+        if finish == "memory" and "startstops" in kwargs and self.session is not None and self.session.history:
+            resident.ran = run_of(kwargs)
         if finish in ("memory", "erred"):
             if key in self.fire_and_forget:
                 self.forgotten.end(key)

@@ -21,7 +21,7 @@ _NO_FAILURES = (-1, 0)
 class Resident:
     """One task of the database that is in the scheduler's `tasks`, or has just left."""
 
-    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept", "failures", "left_at")
+    __slots__ = ("key", "id", "paged", "stub", "told", "leaving", "task", "submission", "dependents", "kept", "failures", "left_at", "ran")
 
     def __init__(self, key: Any, id: int, task: Any, *, paged: bool, told: Level | None, submission: str = ""):
         self.key = key
@@ -43,6 +43,8 @@ class Resident:
         self.dependents: int | None = None
         #: The database named it for release, and it was needed here: to be told again when it is not.
         self.kept = False
+        #: Where it was computed, when that began, and how long it took, in seconds: to be told with its result.
+        self.ran: tuple[str, float, float] | None = None
         #: Runs of tasks that had been sent when it was let go of.
         self.left_at = 0
         #: What the database knows with it: retries left, and how often a worker died of it. A new task's are what its graph says.

@@ -112,6 +112,12 @@ class Session:
         self._heard = 0
         #: Last seq that is on disk.
         self.durable_seq = 0
+        #: Called with (number, action, keys) of what somebody asks through the daemon: answer with `done`.
+        self.on_ask: Callable[[int, str, Sequence[bytes]], None] = lambda number, action, keys: self.done(
+            number, 0, f"this scheduler cannot {action} tasks for others"
+        )
+        #: The daemon keeps a history: reports may say where and when tasks ran.
+        self.history = False
         #: Batches that are not durable, oldest first.
         self._unacked: deque[tuple[int, pb.SessionRequest]] = deque()
         #: Batches to be written to the link, oldest first.
@@ -217,6 +223,12 @@ class Session:
             self._outgoing.append(message)
             self._link.wake.set()
 
+    def done(self, number: int, count: int, error: str = "") -> None:
+        """Answer what was asked, on the link it came by: one that broke meanwhile has told the asker so."""
+        if self._link is not None:
+            self._outgoing.append(pb.SessionRequest(done=pb.Done(number=number, count=count, error=error)))
+            self._link.wake.set()
+
     async def _send(self, link: _Link) -> None:
         outgoing, write = self._outgoing, link.call.write
         while True:
@@ -240,6 +252,8 @@ class Session:
                     self._deliver(reply.result)
                 elif kind == "durable":
                     self._durable(reply.durable.seq)
+                elif kind == "ask":
+                    self.on_ask(reply.ask.number, reply.ask.action, reply.ask.keys)
             code = await call.code()
             if code is grpc.StatusCode.OK:
                 if link.closing:
@@ -295,6 +309,7 @@ class Session:
         except BaseException:
             call.cancel()
             raise
+        self.history = reply.attached.history
         return _Link(call), reply.attached
 
     async def _run(self, link: _Link) -> None:

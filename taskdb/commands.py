@@ -141,6 +141,12 @@ class Report:
     #: Retries left (-1: as the annotations say) and suspicious count, to be handed back with the next lease. Or empty.
     retries: Sequence[int] = ()
     suspicious: Sequence[int] = ()
+    #: For the history, of tasks that were computed: where (place in `workers`, from 1; 0: not known), when that began, and how long it
+    #: took. Or empty.
+    ran_on: Sequence[int] = ()
+    began: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+    workers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,8 @@ class Fail:
     id: int
     payload: bytes
     text: str
+    #: For people, too; empty if it is not known.
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

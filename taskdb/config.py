@@ -56,6 +56,8 @@ class ServerConfig:
     commit_interval_ms: int = limits.COMMIT_INTERVAL_MS
     #: Commit at once when so many commands are uncommitted.
     commit_commands_max: int = limits.COMMIT_COMMANDS_MAX
+    #: Bytes of the history (what became of tasks, and when); 0: none is kept.
+    history_bytes_max: int = limits.HISTORY_BYTES_MAX
     #: Written with the address, in one rename, when the daemon serves. None: not written.
     ready_file: Path | None = None
     #: End when stdin closes or the parent process changes (for a daemon that is the child of a scheduler).

@@ -96,3 +96,8 @@ class Unavailable(TaskDBError):
 
 class InvariantBroken(AssertionError):
     """A rule of the engine or of a store does not hold: a fault of this program. Never caught and passed over."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether no caller can answer for it: a fault of this program, or a damaged store."""
+    return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)

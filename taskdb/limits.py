@@ -49,6 +49,8 @@ COUNT_MAX = 2**32 - 1
 
 #: Items of background work handled in one step: some 10 ms, so that a waiting batch is not held up.
 STEP_ITEMS = 500
+#: Items handled with any batch, whatever is in it: a few milliseconds, as its answer waits.
+STEP_ITEMS_BATCH = 100
 #: Items handled after a batch, for each id or task in it: enough that ordinary results (a release, a forget) go out with the batch.
 STEP_ITEMS_PER_COMMAND_ITEM = 4
 #: Items of background work done before an AddTasks that names known keys: one of them may only wait to be forgotten.
@@ -98,10 +100,17 @@ READERS_CHECKED_WRITES = 1_000
 #: Items of background work in one transaction of `taskdb recover`: some seconds, some tens of MiB.
 RECOVER_STEP_ITEMS = 20_000
 
+#: Bytes of the history, if nobody says otherwise: 15 to 60 for each task that came, ran and went.
+HISTORY_BYTES_MAX = 64 * MIB
+#: Events of a story, and rows of the history in one message.
+STORY_EVENTS_MAX = 1_000
+HISTORY_ROWS_SLICE = 20_000
+
 #: Tasks on one page of a listing.
 LIST_TASKS_MAX = 1_000
-#: Records a listing may look at for one page, so that a filter that matches nothing does not hold a snapshot for long.
-LIST_SCAN_MAX = 20_000
+#: Records, and keys, a listing may look at for one page, some 10 ms each: a filter that matches nothing must not hold a snapshot for long.
+LIST_SCAN_MAX = 10_000
+LIST_NAMES_MAX = 2_000
 #: Shared blobs both ends of a link keep, so that each travels once. A blob is some KiB.
 SHARED_BLOBS_KEPT = 1_000
 
@@ -111,10 +120,18 @@ GROUPS_RESTORED_MAX = 10_000
 RESTORE_BYTES_SLICE = 1 * MIB
 RESTORE_GRAPHS_SLICE = 100
 
+#: Records `errors` looks at for one page: some 20 ms.
+ERRORS_SCAN_MAX = 5_000
+#: Characters of a failed task's message, and of its traceback (its end), that are kept for people.
+ERROR_TEXT_MAX = 4_096
+TRACEBACK_TEXT_MAX = 16_384
+
 #: Tasks in a blocking chain or a list of `explain`.
 EXPLAIN_TASKS_MAX = 100
-#: Queue entries counted by `explain` before it says "at least".
-EXPLAIN_QUEUE_MAX = 100_000
+#: Queue entries counted by `explain` before it says "at least": some 10 ms.
+EXPLAIN_QUEUE_MAX = 20_000
+#: Links `explain` follows for the critical path: some 10 ms.
+EXPLAIN_PATH_LINKS_MAX = 2_000
 
 assert SPEC_BYTES_MAX + KEY_BYTES_MAX < MESSAGE_BYTES_MAX < 2**31
 assert CHUNK_TASKS <= CHUNK_TASKS_MAX

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import IO, Any
 
 import click
 
+from taskdb.cli import exits
+from taskdb.errors import TaskDBError
+
 GROUP = "taskdb.commands"
 _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+class Refused(click.ClickException):
+    """A TaskDBError, for people."""
+
+    def __init__(self, error: TaskDBError) -> None:
+        super().__init__(str(error))
+        self.exit_code = exits.code_of(error)  # type: ignore[misc]
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"taskdb: {self.message}", file=file, err=True)
 
 
 class Commands(click.Group):
@@ -15,6 +30,13 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=GROUP).names})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Every known error is one line and its exit code, whether they were called as `taskdb` or as `dask taskdb`."""
+        try:
+            return super().invoke(ctx)
+        except TaskDBError as error:
+            raise Refused(error) from None
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         command = super().get_command(ctx, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from taskdb.engine.queries import key_text
+from taskdb.engine.reader import key_text
 
 
 def parse_key(text: str) -> bytes:

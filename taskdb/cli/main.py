@@ -13,14 +13,23 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import taskdb
 from taskdb.cli import exits
+from taskdb.cli.acting import cancel, retry
 from taskdb.cli.added import Commands
-from taskdb.cli.offline import backup, recover, restore, verify
-from taskdb.cli.online import explain, status, tasks
+from taskdb.cli.export import export
+from taskdb.cli.failures import errors
+from taskdb.cli.listing import graphs, tasks
+from taskdb.cli.offline import backup, compact, recover, restore, verify
+from taskdb.cli.online import explain, status
+from taskdb.cli.prune import prune
+from taskdb.cli.report import report
 from taskdb.cli.serve import serve
-from taskdb.errors import TaskDBError
+from taskdb.cli.story import story
+from taskdb.cli.watch import watch
 
 
 @click.group(
+    # Also as a command of `dask`, which goes by this name.
+    name="taskdb",
     cls=Commands,
     help=f"The task state of Dask's scheduler, in a database.\n\n{exits.HELP}",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,16 +41,26 @@ def cli() -> None:
 
 cli.add_command(serve)
 cli.add_command(status)
+cli.add_command(graphs)
 cli.add_command(tasks)
 cli.add_command(explain)
+cli.add_command(errors)
+cli.add_command(story)
+cli.add_command(watch)
+cli.add_command(report)
+cli.add_command(export)
+cli.add_command(prune)
+cli.add_command(cancel)
+cli.add_command(retry)
 cli.add_command(verify)
 cli.add_command(backup)
 cli.add_command(restore)
+cli.add_command(compact)
 cli.add_command(recover)
 
 
 def main() -> NoReturn:
-    """Run a command; every known error is one line on stderr and its exit code."""
+    """Run a command, to its exit code."""
     try:
         cli.main(standalone_mode=False)
         code = exits.OK
@@ -52,9 +71,6 @@ def main() -> NoReturn:
         code = error.exit_code
     except click.Abort:
         code = 130
-    except TaskDBError as error:
-        click.echo(f"taskdb: {error}", err=True)
-        code = exits.code_of(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is silent
         code = exits.OK

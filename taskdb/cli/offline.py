@@ -1,4 +1,4 @@
-"""Commands on the files of a store: verify, backup, restore, recover. Only the last two write, and only with the writer's lock."""
+"""Commands on the files of a store: verify, backup, restore, compact, recover. The last three write, with the writer's lock."""
 
 from __future__ import annotations
 
@@ -104,6 +104,26 @@ def _print_copy(source: Path, target: Path, size: int, output: str) -> None:
         print_json({"from": str(source), "to": str(target), "bytes": size})
     else:
         click.echo(f"{target}: {show_bytes(size)}, a copy of {source}")
+
+
+@_command(_WRITES)
+@_data
+@_output
+def compact(data: Path, output: str) -> None:
+    """Give unused space of a store back to the disk.
+
+    What was pruned or forgotten is used again, but the file stays as large as it ever was. This writes it anew, beside the old one, and
+    puts it in its place: complete, or not at all. It needs as much free disk as the store has in use. A store that is damaged is left alone
+    (exit code 5)."""
+    from taskdb.store import copies
+
+    with Progress() as progress:
+        progress.begin("pages looked over")
+        before, after = copies.compact(data, progress)
+    if output == "json":
+        print_json({"data": str(data), "bytes_before": before, "bytes": after})
+    else:
+        click.echo(f"{data}: {show_bytes(after)} on disk, {show_bytes(before)} before")
 
 
 @_command(_WRITES)

@@ -1,9 +1,7 @@
-"""Commands that ask a running daemon: status, tasks, explain. They change nothing."""
+"""Commands that ask a running daemon: status, explain. They change nothing. What all online commands share."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +18,7 @@ from taskdb.cli.output import (
     print_json,
     print_table,
     show_bytes,
+    show_seconds,
     show_time,
     task_dict,
     task_row,
@@ -30,10 +29,10 @@ from taskdb.wire import taskdb_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP = f"Online: asks the daemon.\n\n{exits.HELP}"
+ONLINE_HELP = f"Online: asks the daemon.\n\n{exits.HELP}"
 
 
-def _online(command: F) -> F:
+def online_options(command: F) -> F:
     """The options every online command has."""
     output = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     timeout = click.option("--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to wait for an answer.")
@@ -54,25 +53,11 @@ class Key(click.ParamType[bytes]):
             self.fail(str(error), param, ctx)
 
 
-class Cursor(click.ParamType[bytes]):
-    """What the last page said to go on with."""
-
-    name = "cursor"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        try:
-            return base64.b64decode(str(value).encode("ascii"), altchars=b"-_", validate=True)
-        except (binascii.Error, UnicodeEncodeError):
-            self.fail("is not a cursor of an earlier page", param, ctx)
-
-
 # ---------------------------------------------------------------------------------------------------------- status
 
 
-@click.command(help=f"What the database holds: tasks by state, submissions, size.\n\n{_HELP}")
-@_online
+@click.command(help=f"What the database holds: tasks by state, submissions, size.\n\n{ONLINE_HELP}")
+@online_options
 def status(url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.status()
@@ -136,40 +121,11 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
                 "states": {x: graph.states.get(x, 0) for x in STATES},
                 "wanted": graph.wanted,
                 "unmade": graph.unmade,
+                "total": graph.total,
             }
             for graph in reply.graphs
         ],
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- tasks
-
-
-@click.command(help=f"List tasks, one page at a time.\n\n{_HELP}")
-@click.option("--graph", default="", help="Only of this submission.")
-@click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--prefix", default="", help="Only keys (or names in tuple keys) that begin with this.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Tasks on the page.")
-@click.option("--cursor", type=Cursor(), default=b"", help="Where the last page ended, as it said.")
-@_online
-def tasks(graph: str, state: str | None, prefix: str, limit: int, cursor: bytes, url: Daemon, output: str, timeout: float) -> None:
-    with Client(url, timeout) as client:
-        # A filter that lets little through gives short pages: go on until this one is full.
-        found: list[pb.TaskInfo] = []
-        while True:
-            left = limit - len(found)
-            reply = client.list_tasks(submission=graph, state=state or "", prefix=prefix, cursor=cursor, limit=left)
-            found += reply.tasks
-            cursor = reply.cursor
-            if not cursor or len(found) >= limit:
-                break
-    following = base64.urlsafe_b64encode(cursor).decode()
-    if output == "json":
-        print_json({"tasks": [task_dict(x) for x in found], "cursor": following or None})
-        return
-    print_table(TASK_COLUMNS, [task_row(x) for x in found], TASK_NUMBERS)
-    if following:
-        click.echo(f"more: --cursor {following}", err=True)
 
 
 # --------------------------------------------------------------------------------------------------------- explain
@@ -177,11 +133,11 @@ def tasks(graph: str, state: str | None, prefix: str, limit: int, cursor: bytes,
 
 @click.command(
     help="Say why a task does not run. KEY is plain text, or a Python or JSON literal for a tuple: \"('x', 0)\"."
-    f" Exit code 1 if there is no such task.\n\n{_HELP}"
+    f" Exit code 1 if there is no such task.\n\n{ONLINE_HELP}"
 )
 @click.argument("key", type=Key())
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tasks listed of each kind.")
-@_online
+@online_options
 def explain(key: bytes, limit: int, url: Daemon, output: str, timeout: float) -> None:
     with Client(url, timeout) as client:
         reply = client.explain(key, limit)
@@ -207,7 +163,16 @@ def _explain_dict(key: bytes, reply: pb.ExplainReply) -> dict[str, Any]:
         "ahead_in_queue": reply.ahead_in_queue,
         "wanted_by": list(reply.wanted_by),
         "cause": task_dict(reply.cause) if reply.HasField("cause") else None,
+        "critical_path": {
+            "steps": [{"task": task_dict(step.task), "seconds": _seconds(step)} for step in reply.path],
+            "tasks": reply.path_tasks,
+            "whole": reply.path_whole,
+        },
     }
+
+
+def _seconds(step: pb.PathStep) -> float | None:
+    return step.seconds if step.seconds >= 0 else None
 
 
 def _explain_table(reply: pb.ExplainReply) -> None:
@@ -219,3 +184,10 @@ def _explain_table(reply: pb.ExplainReply) -> None:
         if found:
             click.echo(f"\n{title}:")
             print_table(TASK_COLUMNS, [task_row(x) for x in found], TASK_NUMBERS)
+    if reply.path:
+        known = [seconds for step in reply.path if (seconds := _seconds(step)) is not None]
+        takes = f", some {show_seconds(sum(known))} of what is known" if known else ""
+        part = "" if reply.path_whole else f", of the {reply.path_tasks:,} nearest"
+        click.echo(f"\ncritical path{takes} ({reply.path_tasks:,} tasks are to be done before it is{part}):")
+        rows = [(show_key(x.task.key), x.task.state, "?" if x.seconds < 0 else show_seconds(x.seconds)) for x in reply.path]
+        print_table(("KEY", "STATE", "USUALLY TAKES"), rows, ("USUALLY TAKES",))

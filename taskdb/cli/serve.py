@@ -108,6 +108,13 @@ class Listen(click.ParamType[str]):
     help="Commands after which a commit is made at once.",
 )
 @click.option(
+    "--history-bytes-max",
+    type=Size(),
+    default=limits.HISTORY_BYTES_MAX,
+    show_default="64MiB",
+    help="What became of tasks, for story and report: the oldest goes above this. 0: nothing is kept.",
+)
+@click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the address here once the daemon serves.",
@@ -134,6 +141,7 @@ def serve(
     store_bytes_max: int,
     commit_interval_ms: int,
     commit_commands_max: int,
+    history_bytes_max: int,
     ready_file: Path | None,
     exit_with_parent: bool,
     log_level: str,
@@ -152,6 +160,7 @@ def serve(
         access=AccessConfig(tls_cert, tls_key, tls_ca_file, token, insecure),
         commit_interval_ms=commit_interval_ms,
         commit_commands_max=commit_commands_max,
+        history_bytes_max=history_bytes_max,
         ready_file=ready_file,
         exit_with_parent=exit_with_parent,
     )

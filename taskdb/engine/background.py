@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from taskdb.engine.endings import abort_some, end_some, unexpect_some
+from taskdb.engine.endings import abort_some, end_some, prune_some, unexpect_some
 from taskdb.engine.growth import end_growth
 from taskdb.engine.reports import fail_dependents, retry_task, revive_dependents
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import RELEASED, activate, forget, linked, needed, put_back, release_unneeded
 from taskdb.engine.wants import cancel_task, drop_some
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.store.schema import U64, Table
 
 
-def drain(work: Work, items_max: int) -> None:
-    """Do up to `items_max` items, those of the table included. What is left goes back to the table."""
+def drain(work: Work, items_max: int, last: Todo = Todo.PRUNE) -> None:
+    """Do up to `items_max` items, those of the table included, of kinds up to `last`. What is left goes back to the table."""
     work.load_todo(items_max)
     while items_max > 0:
         item = work.pop_todo()
         if item is None:
+            break
+        if item[0] > last:
+            work.push(*item)
             break
         items_max -= max(1, _do(work, *item, items_max))
         work.trim()
@@ -36,6 +40,8 @@ def _do(work: Work, kind: Todo, a: int, b: int, cursor: int, items_max: int) -> 
         return abort_some(work, a, cursor, items_max)
     if kind == Todo.GIVE_BACK:
         return _give_back(work, cursor, items_max)
+    if kind == Todo.PRUNE:
+        return prune_some(work, a, cursor, items_max)
     if kind == Todo.END:
         return end_some(work, a, items_max)
     task = work.task(b if kind == Todo.CANCEL else a)

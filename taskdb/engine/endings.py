@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.engine.refs import next_run
-from taskdb.engine.transitions import PROCESSING, put_back, recheck
-from taskdb.engine.wants import client_of, remove_name, remove_want
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.todo import Todo
+from taskdb.engine.transitions import CANCEL_FORCE, PROCESSING, put_back, recheck
+from taskdb.engine.wants import client_of, end_wants, remove_name, remove_want
+from taskdb.engine.work import Work
 from taskdb.store.codec import UNGROWN, GraphRecord, GraphStatus, TaskRecord
 from taskdb.store.schema import GRAPH_PART, U64, U64_PAIR, Table
 
@@ -92,6 +93,21 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
     graph.dirty = True
     if graph.ended:
         work.push(Todo.END, graph_id)
+    return len(ids)
+
+
+def prune_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
+    """End the wants of a graph's tasks, whoever has them: what nothing else depends on is forgotten. Returns the tasks met."""
+    if work.graph(graph_id) is None:
+        return 0
+    ids, rest = _own_and_met(work, graph_id, cursor, items_max)
+    for task_id in ids:
+        task = work.task(task_id)
+        if task is not None and task.graph == graph_id:
+            end_wants(work, CANCEL_FORCE, task)
+            recheck(work, task)
+    if rest is not None:
+        work.push(Todo.PRUNE, graph_id, 0, rest)
     return len(ids)
 
 

@@ -13,15 +13,18 @@ from taskdb.commands import Lease, Result
 from taskdb.engine import growth, ingest, recovery, reports, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
+from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_graph
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch
 from taskdb.limits import (
     BATCH_COMMANDS_MAX,
     COMMAND_ITEMS_MAX,
     IDS_SKIPPED_AT_START,
     STEP_ITEMS,
+    STEP_ITEMS_BATCH,
     STEP_ITEMS_BEFORE_ADD,
     STEP_ITEMS_PER_COMMAND_ITEM,
 )
@@ -41,10 +44,14 @@ class Engine:
         #: The last call's records, of use to the next one if it is in the same transaction; None after an error.
         self._former: Work | None = None
         self._rules: dict[tuple[int, str], StoredRule] = {}
+        #: Gathers what becomes of tasks, for whoever keeps a history.
+        self.moves: Moves | None = None
 
     def _work(self, txn: WriteTxn, epoch: int) -> Work:
         former, self._former = self._former, None
-        return Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
+        work = Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
+        work.moves = self.moves
+        return work
 
     def _done(self, work: Work) -> Result:
         result = work.flush()
@@ -135,7 +142,8 @@ class Engine:
                     if graph is not None and graph.status == GraphStatus.OPEN:
                         ingest.abort_graph(work, graph)
             work.trim()
-        drain(work, STEP_ITEMS + STEP_ITEMS_PER_COMMAND_ITEM * items)
+        # Nobody waits for what is pruned.
+        drain(work, STEP_ITEMS_BATCH + STEP_ITEMS_PER_COMMAND_ITEM * items, last=Todo.GIVE_BACK)
         return self._done(work), refused
 
     def _apply_one(self, work: Work, command: c.Command) -> None:
@@ -206,6 +214,19 @@ class Engine:
         drain(work, items_max)
         result = self._done(work)
         return result, txn.count(Table.TODO) > 0
+
+    def prune(self, txn: WriteTxn, submissions: Sequence[str]) -> None:
+        """Have these graphs forgotten, in the background: the wants of their tasks end, and clients are told that they are cancelled. What
+        tasks of other graphs depend on stays. Unknown ones are left out."""
+        work = self._work(txn, current_epoch(txn))
+        for submission in submissions:
+            if graph_id := find_graph(txn, submission):
+                work.push(Todo.PRUNE, graph_id)
+        self._done(work)
+
+    def pruning(self, txn: ReadTxn) -> bool:
+        """Whether a graph is being pruned: that has time."""
+        return txn.first(Table.TODO, TODO_KEY.pack(Todo.PRUNE, 0, 0)) is not None
 
     def may_grow(self, txn: ReadTxn) -> bool:
         """Whether there is a rule of which more is to be made now."""

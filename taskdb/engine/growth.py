@@ -18,9 +18,10 @@ from taskdb.engine.ingest import add_names, add_runs, check_room, complete, name
 from taskdb.engine.newcomers import expect_less, link, meet, place, tell_one
 from taskdb.engine.refs import find_key, look_up, rule_place, unmade
 from taskdb.engine.ruled import new_ruled
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded
 from taskdb.limits import COUNT_MAX, GROW_QUEUED, GROW_TASKS, GROW_WAITING, RULE_OUTPUTS_MAX, TASK_BYTES_ESTIMATE
 from taskdb.model import TaskFlag

@@ -16,9 +16,10 @@ from taskdb.engine.again import answer_again, ids_told
 from taskdb.engine.newcomers import link, meet, place, protector, tell_one
 from taskdb.engine.refs import find_graph, find_index, find_key, look_up
 from taskdb.engine.tables import new_task
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, recheck
 from taskdb.engine.wants import add_name, add_want, check_client, client_of, drop_client, intern_client, remove_name
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreFull
 from taskdb.limits import (
     CHUNK_EDGES_MAX,

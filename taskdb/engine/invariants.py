@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from taskdb.engine.refs import client_name, rule_place
-from taskdb.engine.work import Todo
+from taskdb.engine.todo import Todo
 from taskdb.model import ACTIVE, TaskFlag, TaskState
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (

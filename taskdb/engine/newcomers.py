@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.commands import Erred
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, QUEUED, RELEASED, WAITING, cause_of, fail_blamed, hold, needed, recheck
 from taskdb.engine.wants import add_want, intern_client
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.model import TaskFlag
 from taskdb.store.codec import UNGROWN, GraphRecord, TaskRecord, encode_ids
 from taskdb.store.schema import U64, Table

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from taskdb.commands import DURATIONS
-from taskdb.engine.work import Todo
+from taskdb.engine.todo import Todo
 from taskdb.errors import StoreCorrupt
 from taskdb.limits import KEY_BYTES_MAX
 from taskdb.model import TaskState
@@ -24,6 +24,7 @@ from taskdb.store.codec import (
     decode_rule,
     decode_task,
 )
+from taskdb.store.history import StoredBlock
 from taskdb.store.schema import DIGEST_BYTES, GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
 
 #: Reads one record. Raises StoreCorrupt or ValueError.
@@ -82,6 +83,12 @@ def _todo(key: bytes, data: bytes) -> None:
     _sized(U64.size)(key, data)
 
 
+def _block(key: bytes, data: bytes) -> None:
+    block = StoredBlock(data)
+    block.keys()
+    block.columns()
+
+
 def _kept(key: bytes, data: bytes) -> None:
     name, value = decode_kept(data)
     if digest(name) != key:
@@ -119,6 +126,7 @@ _CHECKS: dict[Table, tuple[int, Check]] = {
     Table.RULES: (U64.size, lambda key, data: decode_rule(data)),
     Table.GROWTH: (U64.size, lambda key, data: decode_growth(data)),
     Table.DROPPED: (U64.size, lambda key, data: decode_dropped(data)),
+    Table.HISTORY: (U64.size, _block),
 }
 assert _CHECKS.keys() == set(Table)
 

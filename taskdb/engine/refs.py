@@ -126,6 +126,15 @@ def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
     return dict(enumerate(unmade(head, decode_growth(data)), head.first_group))
 
 
+def ruled_tasks(txn: ReadTxn, graph_id: int) -> int:
+    """Tasks of a graph's rule that are no outputs: they have no index in the submission."""
+    data = txn.get(Table.RULES, U64.pack(graph_id))
+    if data is None:
+        return 0
+    head = decode_rule_head(data)
+    return sum(head.counts) - sum(len(outputs) for outputs in head.outputs)
+
+
 def dropped_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
     """Number of group -> tasks of a graph that were made from its rule and dropped: they count as released."""
     data = txn.get(Table.DROPPED, U64.pack(graph_id))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from taskdb.commands import Blame, Fail, Report, Retry
 from taskdb.engine.growth import made
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import (
     ERRED,
     MEMORY,
@@ -18,8 +21,9 @@ from taskdb.engine.transitions import (
     revive,
     root_cause,
 )
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest
+from taskdb.limits import ERROR_TEXT_MAX, TRACEBACK_TEXT_MAX
 from taskdb.model import Level
 from taskdb.store.codec import ErrorRecord, TaskRecord
 
@@ -39,17 +43,30 @@ def check_report(command: Report) -> None:
     count = len(command.ids)
     if len(command.levels) != count:
         raise InvalidRequest(f"{len(command.levels)} levels for {count} ids")
-    for name, values in (("nbytes", command.nbytes), ("retries", command.retries), ("suspicious", command.suspicious)):
+    columns: tuple[tuple[str, Sequence[float]], ...] = (
+        ("nbytes", command.nbytes),
+        ("retries", command.retries),
+        ("suspicious", command.suspicious),
+        ("ran_on", command.ran_on),
+        ("began", command.began),
+        ("seconds", command.seconds),
+    )
+    for name, values in columns:
         if values and len(values) != count:
             raise InvalidRequest(f"{name} has {len(values)} entries for {count} ids")
     if any(not _HELD <= level <= _OUT for level in command.levels):
         raise InvalidRequest("unknown level")
+    if any(place > len(command.workers) for place in command.ran_on):
+        raise InvalidRequest(f"ran_on names more than {len(command.workers)} workers")
+    if command.ran_on and not (command.began and command.seconds):
+        raise InvalidRequest("ran_on comes with began and seconds")
 
 
 def report(work: Work, command: Report) -> None:
     """Raises InvalidRequest; then nothing of it was applied."""
     check_report(command)
-    nbytes, retries, suspicious = command.nbytes, command.retries, command.suspicious
+    nbytes, retries, suspicious, ran_on = command.nbytes, command.retries, command.suspicious, command.ran_on
+    runs = work.moves.runs if work.moves is not None and ran_on else None
     for i, task_id in enumerate(command.ids):
         task = made(work, task_id) if command.levels[i] != _OUT else work.task(task_id)
         if task is None:
@@ -63,6 +80,8 @@ def report(work: Work, command: Report) -> None:
         if suspicious and task.suspicious != suspicious[i]:
             task.suspicious = max(0, min(suspicious[i], _SUSPICIOUS_MAX))
             task.dirty = True
+        if runs is not None and ran_on[i]:
+            runs.append((task_id, command.workers[ran_on[i] - 1], command.began[i], command.seconds[i]))
         _apply_level(work, task, command.levels[i], min(nbytes[i], _NBYTES_MAX) if nbytes else -1)
 
 
@@ -88,7 +107,8 @@ def fail_task(work: Work, command: Fail) -> None:
     if task is None:
         work.result.release.append(command.id)  # as of any report
     else:
-        fail(work, task, ErrorRecord(0, command.text, command.payload))
+        record = ErrorRecord(0, command.text[:ERROR_TEXT_MAX], command.payload, command.traceback[-TRACEBACK_TEXT_MAX:])
+        fail(work, task, record)
 
 
 def blame(work: Work, command: Blame) -> None:

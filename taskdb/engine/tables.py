@@ -39,9 +39,11 @@ def new_task(
     task.rank = rank
     task.deps = ()
     task.dirty = True
-    task.stored_queue = 0
+    task.stored_queue = task.stored_state = 0
     task.stored_held = task.reclaim = False
     work.add_task(task)
+    if work.moves is not None:
+        work.moves.keys.append((task_id, at.key))
     id_key = U64.pack(task_id)
     work.txn.put(Table.NAMES, id_key, at.key)
     work.txn.put(Table.KEYS, at.digest, id_key if at.ids is None else at.ids + id_key)

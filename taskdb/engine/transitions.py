@@ -9,7 +9,8 @@ from __future__ import annotations
 from taskdb.commands import Erred
 from taskdb.engine.ruled import restore
 from taskdb.engine.tables import remove_records
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.todo import Todo
+from taskdb.engine.work import Work
 from taskdb.model import TaskFlag, TaskState
 from taskdb.store.codec import PARKED, REVIVED, RULED, UNGROWN, ErrorRecord, GraphRecord, TaskRecord, decode_error, encode_error
 from taskdb.store.schema import U64, U64_PAIR, Table
@@ -242,6 +243,8 @@ def fail(work: Work, task: TaskRecord, record: ErrorRecord) -> None:
         work.txn.put(Table.ERRORS, U64.pack(task.id), encode_error(record))
         return
     work.txn.put(Table.ERRORS, U64.pack(task.id), encode_error(record))
+    if work.moves is not None and not record.cause:
+        work.moves.failures.append((task.id, record.text))
     if record.cause:
         # What takes the error from the cause goes down to it.
         restore(work, task)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from taskdb.commands import Cancelled, WantState
 from taskdb.engine.refs import client_name, find_client
+from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import CANCEL_FORCE, CANCEL_LOST, ERRED, MEMORY, cause_of, recheck
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.work import Work
 from taskdb.errors import LimitExceeded
 from taskdb.limits import CLIENT_BYTES_MAX
 from taskdb.model import TaskState
@@ -170,7 +171,7 @@ def cancel_task(work: Work, number: int, task: TaskRecord, cursor: int, items_ma
                 return 0
         elif number == CANCEL_LOST and task.state == MEMORY:
             return 0
-        _end_wants(work, number, task)
+        end_wants(work, number, task)
     items = 0
     if task.links:
         for first, ids in work.segments(task.id, cursor):
@@ -197,7 +198,8 @@ def _wanted_by_other(work: Work, number: int, task: TaskRecord) -> bool:
     return False
 
 
-def _end_wants(work: Work, number: int, task: TaskRecord) -> None:
+def end_wants(work: Work, number: int, task: TaskRecord) -> None:
+    """Those of one client, or of all (CANCEL_FORCE, CANCEL_LOST). Clients that can be told are."""
     if not task.wants:
         return
     numbers = [number]

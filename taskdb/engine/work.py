@@ -7,11 +7,12 @@ in `todo` is neither lost nor done twice: it is in memory, or in the table, or d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
 from taskdb.commands import GroupCount, Result
+from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_key, rule_place
+from taskdb.engine.todo import Todo
 from taskdb.errors import InvariantBroken
 from taskdb.limits import CACHE_TASKS_MAX, RULES_CACHE_MAX
 from taskdb.model import TaskState
@@ -49,40 +50,6 @@ _PROCESSING = int(TaskState.PROCESSING)
 _MEMORY = int(TaskState.MEMORY)
 _NO_IDS: tuple[int, ...] = ()
 _QUEUES = (None, Table.READY, Table.AHEAD)
-
-
-class Todo(IntEnum):
-    """Kinds of background work, in the order in which they are done. Numbers are stored.
-
-    IMPORTANT: what brings tasks back (UP) comes before what lets go (DOWN), or a result that is still needed would be dropped
-    and computed again; cancelling comes before failing, or a client would hear both.
-    """
-
-    #: (task, 0): activate it if it is RELEASED and needed.
-    UP = 1
-    #: (client, task) -> next dependent: end its client's want, go on to its dependents. Ids grow from a task to its dependents,
-    #: so in this order each task is met once.
-    CANCEL = 2
-    #: (graph, 0): what is left of its rule need not be made.
-    GROWN = 3
-    #: (task, 0) -> next dependent: its dependents fail.
-    FAIL = 4
-    #: (task, 0) -> next dependent: its ERRED dependents live again.
-    REVIVE = 5
-    #: (task, 0): clear its error, or those it is blamed on.
-    RETRY = 6
-    #: (client, 0): remove its wants.
-    DROP = 7
-    #: (graph, 0) -> next index: its tasks expect no more dependents.
-    UNEXPECT = 8
-    #: (graph, 0) -> next index: take back what it brought.
-    ABORT = 9
-    #: (task, 0): release it if it is not needed, forget it if it is not linked.
-    DOWN = 10
-    #: (graph, 0): remove what is left of a graph without tasks.
-    END = 11
-    #: (epoch, 0) -> next task: what epochs before this one held is lost, or not begun.
-    GIVE_BACK = 12
 
 
 class Work:
@@ -131,6 +98,8 @@ class Work:
         self.recovering = txn.get(Table.META, meta_key(Meta.RECOVERING)) is not None
         #: Set while leasing: told of each task that becomes QUEUED.
         self.newly_queued: list[tuple[bytes, int]] | None = None
+        #: Told of what becomes of tasks, if a history is kept.
+        self.moves: Moves | None = None
 
     # ------------------------------------------------------------------------------------------------------------ tasks
 
@@ -157,6 +126,8 @@ class Work:
 
     def remove_task(self, task: TaskRecord) -> None:
         """Take it out of the tables that `flush` keeps."""
+        if self.moves is not None:
+            self.moves.states.append((task.id, 0, task.graph, task.group))
         key = U64.pack(task.id)
         self.txn.delete(Table.TASKS, key)
         if task.stored_queue:
@@ -442,6 +413,10 @@ class Work:
             key = pack(task.id)
             put(tasks_table, key, encode_task(task))
             state = task.state
+            if state != task.stored_state:
+                task.stored_state = state
+                if self.moves is not None:
+                    self.moves.states.append((task.id, state, task.graph, task.group))
             queue = 0 if state != _QUEUED or task.flags & PARKED else (2 if task.waiting_on else 1)
             if queue != task.stored_queue:
                 if task.stored_queue:

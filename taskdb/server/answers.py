@@ -58,3 +58,16 @@ class Answers:
             message = pb.Result.FromString(data)
             result, refused = convert.result_from_proto(message, SharedBlobs())
             yield result, message.seq, refused
+
+
+def merge(into: c.Result, more: c.Result) -> None:
+    if more:
+        into.added += more.added
+        into.leases += more.leases
+        into.release += more.release
+        into.wants += more.wants
+        into.erred += more.erred
+        into.cancelled += more.cancelled
+        into.forgotten += more.forgotten
+        into.adopted += more.adopted
+        into.whole += more.whole

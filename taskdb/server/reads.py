@@ -6,10 +6,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from taskdb.engine import queries
+from taskdb.engine import failures, listing, queries, stories
+from taskdb.engine.listing import Filters
+from taskdb.engine.reader import TaskInfo
 from taskdb.engine.recovery import clients, graphs, kept
 from taskdb.errors import LimitExceeded, StoreCorrupt
 from taskdb.limits import RESTORE_BYTES_SLICE, RESTORE_GRAPHS_SLICE
+from taskdb.server.recorder import history_bytes
 from taskdb.store.base import ReadTxn, Store
 from taskdb.store.schema import FORMAT_VERSION, Meta, Table, meta_key
 from taskdb.wire import taskdb_pb2 as pb
@@ -43,21 +46,29 @@ def status(txn: ReadTxn) -> pb.StatusReply:
         tasks=found.tasks,
         states=found.states,
         todo=found.todo,
-        graphs=[
-            pb.GraphStatus(
-                submission=graph.submission,
-                client=graph.client,
-                label=graph.label,
-                submitted=graph.submitted,
-                sealed=graph.sealed,
-                tasks=graph.tasks,
-                states=graph.states,
-                wanted=graph.wanted,
-                unmade=graph.unmade,
-            )
-            for graph in found.graphs
-        ],
+        history_bytes=history_bytes(txn),
+        graphs=[_graph(graph) for graph in found.graphs],
     )
+
+
+def _graph(graph: queries.GraphInfo) -> pb.GraphStatus:
+    return pb.GraphStatus(
+        submission=graph.submission,
+        client=graph.client,
+        label=graph.label,
+        submitted=graph.submitted,
+        sealed=graph.sealed,
+        tasks=graph.tasks,
+        states=graph.states,
+        wanted=graph.wanted,
+        unmade=graph.unmade,
+        total=graph.total,
+    )
+
+
+def prunable(txn: ReadTxn, request: pb.PruneRequest) -> pb.PruneReply:
+    """Raises InvalidRequest."""
+    return pb.PruneReply(graphs=[_graph(x) for x in queries.finished_graphs(txn, request.submissions, request.submitted_before)])
 
 
 def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
@@ -88,8 +99,38 @@ def restore(txn: ReadTxn) -> Iterator[pb.RestoreReply]:
 
 
 def list_tasks(txn: ReadTxn, request: pb.ListTasksRequest) -> pb.ListTasksReply:
-    page = queries.list_tasks(txn, request.submission, request.state, request.prefix, request.cursor, request.limit)
+    filters = Filters(request.submission, request.state, request.prefix, request.group, request.pattern, request.wanted, request.worker)
+    page = listing.list_tasks(txn, filters, request.cursor, request.limit, request.sort, request.descending, request.after)
     return pb.ListTasksReply(tasks=[_info(x) for x in page.tasks], cursor=page.cursor)
+
+
+def errors(txn: ReadTxn, request: pb.ErrorsRequest) -> pb.ErrorsReply:
+    groups, cursor = failures.errors(txn, request.submission, request.cursor)
+    return pb.ErrorsReply(
+        groups=[
+            pb.ErrorGroup(
+                exception=group.exception,
+                prefix=group.prefix,
+                failed=group.failed,
+                key=group.key,
+                submission=group.submission,
+                text=group.text,
+                traceback=group.traceback,
+                blamed=group.blamed,
+            )
+            for group in groups
+        ],
+        cursor=cursor,
+    )
+
+
+def story(txn: ReadTxn, request: pb.StoryRequest) -> pb.StoryReply:
+    found = stories.story(txn, request.key, request.limit)
+    events = [
+        pb.StoryEvent(time=x.time, id=x.id, what=x.what, submission=x.submission, worker=x.worker, seconds=x.seconds, text=x.text)
+        for x in found.events
+    ]
+    return pb.StoryReply(id=found.id, events=events, since=found.since, more=found.more)
 
 
 def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:
@@ -103,6 +144,9 @@ def explain(txn: ReadTxn, request: pb.ExplainRequest) -> pb.ExplainReply:
         ahead_in_queue=found.ahead_in_queue,
         wanted_by=found.wanted_by,
         cause=None if found.cause is None else _info(found.cause),
+        path=[pb.PathStep(task=_info(task), seconds=-1.0 if seconds is None else seconds) for task, seconds in found.path.steps],
+        path_tasks=found.path.tasks,
+        path_whole=found.path.whole,
     )
 
 
@@ -122,7 +166,7 @@ def _stored(task: queries.StoredTask | None) -> pb.StoredTask:
     )
 
 
-def _info(task: queries.TaskInfo) -> pb.TaskInfo:
+def _info(task: TaskInfo) -> pb.TaskInfo:
     return pb.TaskInfo(
         id=task.id,
         key=task.key,
@@ -139,4 +183,5 @@ def _info(task: queries.TaskInfo) -> pb.TaskInfo:
         order=task.order,
         suspicious=task.suspicious,
         error=task.error,
+        token=task.token,
     )

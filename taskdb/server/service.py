@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import deque
@@ -16,7 +17,8 @@ import grpc.aio
 import taskdb
 from taskdb import commands as c
 from taskdb.errors import InvalidRequest, StaleEpoch, TaskDBError, Unavailable
-from taskdb.server import reads
+from taskdb.server import histories, reads
+from taskdb.server.asks import Asks, Link
 from taskdb.server.writer import Writer
 from taskdb.store.base import ReadTxn, Store
 from taskdb.store.codec import explained
@@ -63,6 +65,10 @@ class SessionLink:
         self._blobs = SharedBlobs()
 
     # Peer, for the writer
+
+    @property
+    def backlog(self) -> int:
+        return len(self._out)
 
     def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
         for message in _cut(result, seq, refused, self._blobs):
@@ -173,6 +179,7 @@ class Service(pb_grpc.TaskDBServicer):
         self._info = info
         self._pool = ThreadPoolExecutor(READS_MAX, "taskdb-read")
         self._reads = 0
+        self._asks = Asks()
         self._began = time.monotonic()
         #: The stream that feeds each submission now.
         self._ingests: dict[str, object] = {}
@@ -190,6 +197,7 @@ class Service(pb_grpc.TaskDBServicer):
             await link.send(context)
         finally:
             self._writer.detach(link)
+            self._asks.lost(link)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
@@ -212,8 +220,10 @@ class Service(pb_grpc.TaskDBServicer):
                         self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
+                    case "done":
+                        self._asks.done(message.done)
                     case _:
-                        raise InvalidRequest("after Attach, a Session carries batches and Resync")
+                        raise InvalidRequest("after Attach, a Session carries batches, Resync and Done")
                 await link.room()
             self._writer.flush()
             link.finish()
@@ -234,6 +244,7 @@ class Service(pb_grpc.TaskDBServicer):
             version=taskdb.__version__,
             orphans=0 if attach.epoch else self._writer.held(),
             leases_lost=link.leases_lost,
+            history=self._writer.recorder is not None,
         )
         link.put(pb.SessionReply(attached=attached))
         if last_seq:
@@ -265,6 +276,7 @@ class Service(pb_grpc.TaskDBServicer):
         reply.scheduler_attached = self._writer.attached
         reply.store_bytes = self._store.size_bytes()
         reply.store_bytes_max = self._info.bytes_max
+        reply.used_bytes = self._store.used_bytes()
         reply.uptime_seconds = time.monotonic() - self._began
         reply.commits = self._writer.commits
         reply.commit_seconds_last = self._writer.commit_seconds_last
@@ -273,12 +285,50 @@ class Service(pb_grpc.TaskDBServicer):
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksReply:
         return await self._read(context, lambda txn: reads.list_tasks(txn, request))
 
+    async def Errors(self, request: pb.ErrorsRequest, context: Any) -> pb.ErrorsReply:
+        return await self._read(context, lambda txn: reads.errors(txn, request))
+
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainReply:
         return await self._read(context, lambda txn: reads.explain(txn, request))
 
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
         self._writer.flush()  # so that a scheduler reads what it has written
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
+
+    async def Story(self, request: pb.StoryRequest, context: Any) -> pb.StoryReply:
+        self._writer.flush()
+        return await self._read(context, lambda txn: reads.story(txn, request))
+
+    async def History(self, request: pb.HistoryRequest, context: Any) -> None:
+        self._writer.flush()
+        number = 0
+        while True:
+            # A snapshot each: the whole may take long.
+            reply, number = await self._read(
+                context, functools.partial(histories.stretch, submission=request.submission, number=number, names=request.names)
+            )
+            if reply is not None:
+                await context.write(reply)
+            if not number:
+                return
+
+    async def Prune(self, request: pb.PruneRequest, context: Any) -> pb.PruneReply:
+        self._writer.flush()
+        reply: pb.PruneReply = await self._read(context, lambda txn: reads.prunable(txn, request))
+        if not request.dry_run:
+            try:
+                self._writer.prune([graph.submission for graph in reply.graphs], request.history_before)
+            except TaskDBError as error:
+                await _abort(context, error)
+        return reply
+
+    async def Act(self, request: pb.ActRequest, context: Any) -> pb.ActReply:
+        peer: Any = self._writer.peer
+        link: Link | None = peer
+        try:
+            return pb.ActReply(count=await self._asks.ask(link, request.action, request.keys))
+        except TaskDBError as error:
+            await _abort(context, error)
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> None:
         self._writer.flush()

@@ -18,21 +18,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from taskdb import commands as c
 from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
-from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded, StaleEpoch, StoreCorrupt, TaskDBError, Unavailable
-from taskdb.server.answers import Answer, Answers
+from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable, is_fatal
+from taskdb.server.answers import Answer, Answers, merge
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
+from taskdb.server.peer import Peer
+from taskdb.server.recorder import Recorder
 from taskdb.server.unsealed import Unsealed
 from taskdb.store.base import ReadTxn, Store, WriteTxn
 from taskdb.store.codec import explained
 from taskdb.store.schema import Table
-from taskdb.wire.convert import Refused
 from taskdb.wire.status import from_kind
 
 logger = logging.getLogger("taskdb.server")
@@ -40,25 +40,12 @@ logger = logging.getLogger("taskdb.server")
 #: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
 STEP_ITEMS_SLICE = 64
 SLICE_SECONDS_MAX = 0.003
+#: Messages the peer has yet to be sent above which background work pauses, and the pause. So it does between any two slices while a graph
+#: is pruned: most of the time is others', and most of what a commit writes.
+BACKLOG_MAX = 4
+PAUSE_SECONDS = 0.006
 #: Pause before background work and aborts are tried again after the store refused them (it is full).
 RETRY_SECONDS = 1.0
-
-
-class Peer(Protocol):
-    """The Session a scheduler is attached by, as the writer sees it."""
-
-    epoch: int
-    #: See `Writer`.
-    leases_lost: bool
-
-    def push(self, result: c.Result, seq: int, refused: Sequence[Refused]) -> None:
-        """Send a Result. Never blocks."""
-
-    def durable(self, seq: int) -> None:
-        """Send Durable."""
-
-    def end(self, error: TaskDBError) -> None:
-        """Close the Session with this error. The writer has let go of it already."""
 
 
 class Writer:
@@ -83,6 +70,10 @@ class Writer:
         #: The peer has begun its epoch and said nothing yet: it reads what there is, and nothing changes before it is ready to hear of it.
         self._restoring = False
         self._answers = Answers()
+        #: Keeps the history, if there is to be one.
+        self.recorder = Recorder(config.history_bytes_max) if config.history_bytes_max else None
+        if self.recorder is not None:
+            engine.moves = self.recorder.moves
         #: Tasks forgotten in the open transaction, by submission and group: told once that is on disk, so that nothing is counted twice.
         self._forgotten: Counter[tuple[str, str]] = Counter()
         self._depths = (0, 0)
@@ -98,6 +89,10 @@ class Writer:
         self._leases_lost = True
         self.commits = 0
         self.commit_seconds_last = 0.0
+
+    @property
+    def peer(self) -> Peer | None:
+        return self._peer
 
     @property
     def attached(self) -> bool:
@@ -289,6 +284,19 @@ class Writer:
         self._commit()
         self._wake()
 
+    def prune(self, submissions: Sequence[str], history_before: float) -> None:
+        """Forget graphs, and the history of before a time, in slices. What is to be done is on disk on return. Raises Unavailable."""
+        self.flush()
+        self._check_open()
+        try:
+            self._engine.prune(self._begin(), submissions)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        if self.recorder is not None:
+            self.recorder.forget_before = max(self.recorder.forget_before, history_before)
+        self._wake()
+
     def _wake(self, delay_seconds: float = 0.0) -> None:
         if self._slice_handle is None and not self._closed:
             if delay_seconds:
@@ -301,6 +309,10 @@ class Writer:
             self._slice_handle.cancel()
             self._slice_handle = None
         if self._closed or (self._restoring and self._peer is not None):
+            return
+        if self._peer is not None and self._peer.backlog >= BACKLOG_MAX:
+            # What it waits for would stand behind all that this tells it.
+            self._wake(PAUSE_SECONDS)
             return
         result = c.Result()
         stop = time.perf_counter() + SLICE_SECONDS_MAX
@@ -317,7 +329,7 @@ class Writer:
             while growing and time.perf_counter() < stop:
                 done, growing = self._grow(txn)
                 merge(result, done)
-            more = more or growing
+            more = more or growing or (self.recorder is not None and self.recorder.step(txn))
             more = self._lease(txn, result) or more
             self._set_aside(result)
             self._answers.keep(txn, result, 0)
@@ -327,10 +339,11 @@ class Writer:
             self._abort(error)
             self._wake(RETRY_SECONDS)
             return
+        pause = PAUSE_SECONDS if self._peer is not None and self._engine.pruning(txn) else 0.0
         self._push(result)
         self._touch(1)
         if more:
-            self._wake()
+            self._wake(pause)
 
     def _grow(self, txn: WriteTxn) -> tuple[c.Result, bool]:
         """Make more tasks of rules, if they may soon be asked for and there is room."""
@@ -346,6 +359,8 @@ class Writer:
         result.ready = txn.count(Table.READY)
         result.queued = result.ready + txn.count(Table.AHEAD)
         self._depths = result.queued, result.ready
+        if self.recorder is not None:
+            self.recorder.note(txn)
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
@@ -406,6 +421,8 @@ class Writer:
         assert txn is not None
         began = time.perf_counter()
         counts = self._counts(txn)
+        if self.recorder is not None:
+            self.recorder.write(txn)
         txn.commit()
         self._txn = None
         self._uncommitted = 0
@@ -425,7 +442,7 @@ class Writer:
 
     def _explain(self, error: Exception) -> TaskDBError:
         """An error of a transaction that held no batch: drop it and tell the caller; the Session goes on, unless it is fatal."""
-        if _is_fatal(error):
+        if is_fatal(error):
             self._fatal(error)
             return Unavailable("the daemon stops: see its log")
         self._drop()
@@ -434,7 +451,7 @@ class Writer:
 
     def _abort(self, error: BaseException) -> None:
         """An error of a transaction that held batches: they never happened, so the Session must come again."""
-        if _is_fatal(error):
+        if is_fatal(error):
             self._fatal(error)
             return
         self._drop()
@@ -458,6 +475,8 @@ class Writer:
         self._seq = 0
         self._dropped = self._leases_lost = True
         self._forgotten.clear()
+        if self.recorder is not None:
+            self.recorder.dropped()
         if txn is not None:
             txn.abort()
 
@@ -477,21 +496,3 @@ class Writer:
         if self._slice_handle is not None:
             self._slice_handle.cancel()
         self._close_peer(Unavailable("daemon is shutting down"))
-
-
-def merge(into: c.Result, more: c.Result) -> None:
-    if more:
-        into.added += more.added
-        into.leases += more.leases
-        into.release += more.release
-        into.wants += more.wants
-        into.erred += more.erred
-        into.cancelled += more.cancelled
-        into.forgotten += more.forgotten
-        into.adopted += more.adopted
-        into.whole += more.whole
-
-
-def _is_fatal(error: BaseException) -> bool:
-    """Whether no caller can answer for it: a fault of this program, or a damaged store."""
-    return not isinstance(error, TaskDBError) or isinstance(error, InvariantBroken | StoreCorrupt)

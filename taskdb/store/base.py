@@ -54,6 +54,9 @@ class Store(Protocol):
     def size_bytes(self) -> int:
         """Bytes the store occupies on disk (or would)."""
 
+    def used_bytes(self) -> int:
+        """Bytes of what is in use, as of the last commit: the rest of what it occupies is used again before it grows."""
+
     def free_bytes(self) -> int:
         """Bytes it may still grow by: the smaller of its own limit and the disk's free space."""
 

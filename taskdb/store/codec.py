@@ -63,6 +63,7 @@ class TaskRecord:
         "state",
         "stored_held",
         "stored_queue",
+        "stored_state",
         "suspicious",
         "waiting_on",
         "wants",
@@ -90,6 +91,8 @@ class TaskRecord:
     dirty: bool
     #: The queue it stands in on disk: 0 none, 1 ready, 2 ahead.
     stored_queue: int
+    #: Its state on disk; 0: it is new.
+    stored_state: int
     #: It stands in the holds on disk.
     stored_held: bool
     #: Its hold is to be written anew: the scheduler of this epoch has it.
@@ -129,7 +132,7 @@ def decode_task(task_id: int, data: bytes) -> TaskRecord:
         raise StoreCorrupt(f"task {task_id}: record of {len(data)} bytes, not {_TASK.size}") from None
     if not 1 <= state <= _STATES_MAX:
         raise StoreCorrupt(f"task {task_id}: there is no state {state}")
-    task.state = state
+    task.state = task.stored_state = state
     task.waiting_on = waiting_on
     task.deps = None
     task.dirty = False
@@ -336,11 +339,18 @@ class ErrorRecord:
     cause: int = 0
     text: str = ""
     payload: bytes = b""
+    traceback: str = ""
+
+
+#: Set in the size of the text: a traceback follows. (Records of format 3 have none.)
+_TRACEBACK = 1 << 31
 
 
 def encode_error(record: ErrorRecord) -> bytes:
-    text = record.text.encode()
-    return U64.pack(record.cause) + pack(">I", len(text)) + text + record.payload
+    text, traceback = record.text.encode(errors="replace"), record.traceback.encode(errors="replace")
+    if not traceback:
+        return U64.pack(record.cause) + pack(">I", len(text)) + text + record.payload
+    return U64.pack(record.cause) + pack(">II", len(text) | _TRACEBACK, len(traceback)) + text + traceback + record.payload
 
 
 def decode_error(data: bytes) -> ErrorRecord:
@@ -348,7 +358,11 @@ def decode_error(data: bytes) -> ErrorRecord:
     try:
         (cause,) = U64.unpack(data[:8])
         (size,) = unpack(">I", data[8:12])
-        return ErrorRecord(cause, data[12 : 12 + size].decode(), data[12 + size :])
+        if not size & _TRACEBACK:
+            return ErrorRecord(cause, data[12 : 12 + size].decode(), data[12 + size :])
+        start = 16 + (size & ~_TRACEBACK)
+        stop = start + int(unpack(">I", data[12:16])[0])
+        return ErrorRecord(cause, data[16:start].decode(), data[stop:], data[start:stop].decode())
     except (error, UnicodeDecodeError):
         raise StoreCorrupt("an error record cannot be read") from None
 

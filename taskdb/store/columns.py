@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -44,9 +44,14 @@ def task_slices(txn: ReadTxn, tick: Callable[[int], None] = lambda tasks: None) 
     done = 0
     pairs = txn.scan(Table.TASKS)
     while some := list(islice(pairs, _SLICE)):
-        ids, records = b"".join(key for key, _ in some), b"".join(data for _, data in some)
-        if len(ids) != 8 * len(some) or any(len(data) != TASK.itemsize for _, data in some):
-            raise StoreCorrupt("a task's record cannot be read: `taskdb verify` says which")
         done += len(some)
         tick(done)
-        yield np.frombuffer(ids, ">u8").astype(np.uint64), np.frombuffer(records, TASK)
+        yield record_columns(some)
+
+
+def record_columns(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[npt.NDArray[np.uint64], np.ndarray]:
+    """Ids and records (TASK) of pairs of Table.TASKS. Raises StoreCorrupt."""
+    ids, records = b"".join([key for key, _ in pairs]), b"".join([data for _, data in pairs])
+    if len(ids) != 8 * len(pairs) or len(records) != TASK.itemsize * len(pairs):
+        raise StoreCorrupt("a task's record cannot be read: `taskdb verify` says which")
+    return np.frombuffer(ids, ">u8").astype(np.uint64), np.frombuffer(records, TASK)

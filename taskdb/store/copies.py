@@ -1,4 +1,5 @@
-"""Copies of whole stores: a backup of one that may be in use, and a store from a backup. The copy is there at once, or not at all."""
+"""Copies of whole stores: a backup of one that may be in use, a store from a backup, a smaller file in its own place. The copy is there at
+once, or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from taskdb.errors import InvalidRequest, StoreError, StoreFull, TaskDBError
 from taskdb.store.lmdb_store import LmdbSnapshot
 from taskdb.store.lock import LOCK_FILE, NO_SPACE, FolderLock
-from taskdb.store.pages import DATA_FILE, damaged
+from taskdb.store.pages import DATA_FILE, Pages, damaged
 
 _PART = ".part"
 #: What may lie in a folder that is to become a store: leftovers of one whose data was moved away.
@@ -72,6 +73,35 @@ def restore(source: Path, folder: Path, tick: Tick) -> int:
         finally:
             lock.release()
     return size
+
+
+def compact(folder: Path, tick: Tick) -> tuple[int, int]:
+    """Write the store in `folder` anew, without unused pages, in place of what is there. Returns its bytes on disk before and after. Needs
+    room for the new file beside the old one. Raises as `backup` does, and StoreLocked."""
+    Pages(folder).close()
+    lock = FolderLock(folder)
+    try:
+        with LmdbSnapshot(folder) as snapshot:
+            _check(snapshot, tick)
+            before = _disk_bytes(folder)
+            part = folder / (DATA_FILE + _PART)
+            try:
+                _write(snapshot, part)
+                part.rename(folder / DATA_FILE)
+                # LMDB's own lock file belongs to the file that was there: who still reads that keeps both, and nobody else gets them.
+                (folder / "lock.mdb").unlink(missing_ok=True)
+                _sync(folder)
+            except OSError as exc:
+                raise _target_error(folder, exc) from exc
+            finally:
+                part.unlink(missing_ok=True)
+        return before, _disk_bytes(folder)
+    finally:
+        lock.release()
+
+
+def _disk_bytes(folder: Path) -> int:
+    return (folder / DATA_FILE).stat().st_blocks * 512
 
 
 def _check(snapshot: LmdbSnapshot, tick: Tick) -> None:

@@ -329,6 +329,10 @@ class LmdbStore:
     def size_bytes(self) -> int:
         return os.stat(self.folder / DATA_FILE).st_blocks * 512
 
+    def used_bytes(self) -> int:
+        with self._env.begin() as txn:
+            return _used_bytes(txn, self._dbs)
+
     def free_bytes(self) -> int:
         """Pages that were freed inside the file count as free: they are used again."""
         if self._writer is not None:

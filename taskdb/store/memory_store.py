@@ -139,6 +139,9 @@ class MemoryStore:
     def size_bytes(self) -> int:
         return self._size
 
+    def used_bytes(self) -> int:
+        return self._size
+
     def free_bytes(self) -> int:
         return max(0, self.bytes_max - self._size)
 

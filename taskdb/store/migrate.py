@@ -50,5 +50,9 @@ def _from_2(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]])
     """Tasks of rules may be dropped, and there is a table that counts them. Nothing has been dropped yet."""
 
 
-_STEPS = (_from_1, _from_2)
+def _from_3(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]]) -> None:
+    """There is a history, and it begins now. Errors may have a traceback; those that have none are read as they were."""
+
+
+_STEPS = (_from_1, _from_2, _from_3)
 assert OLDEST + len(_STEPS) == FORMAT_VERSION

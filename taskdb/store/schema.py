@@ -11,7 +11,7 @@ from enum import IntEnum
 from struct import Struct
 
 #: Of the tables as a whole. A newer one is refused; an older one would be migrated.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class Table(IntEnum):
@@ -73,6 +73,8 @@ class Table(IntEnum):
     GROWTH = 27
     #: graph u64 -> i64 a layer of its rule: tasks that were dropped, and can be made again. As long as the graph; absent: none.
     DROPPED = 28
+    #: number u64 -> Block (history.py): what became of tasks, oldest first. Bounded; no rule depends on it.
+    HISTORY = 29
 
 
 class Meta(IntEnum):
@@ -91,6 +93,8 @@ class Meta(IntEnum):
     RECOVERING = 8
     #: Number of the next record of ANSWERS, when the store was opened.
     NEXT_ANSWER = 9
+    #: Bytes of all values in HISTORY.
+    HISTORY_BYTES = 10
 
 
 U64 = Struct(">Q")

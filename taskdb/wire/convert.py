@@ -78,6 +78,10 @@ def _report_to_proto(command: c.Report) -> pb.Command:
             nbytes=command.nbytes,
             retries=command.retries,
             suspicious=command.suspicious,
+            ran_on=command.ran_on,
+            began=command.began,
+            seconds=command.seconds,
+            workers=command.workers,
         )
     )
 
@@ -92,7 +96,7 @@ _TO_PROTO: dict[type, Callable[[Any], pb.Command]] = {
     c.Unwant: lambda x: pb.Command(unwant=pb.ClientKeys(client=x.client, keys=x.keys)),
     c.DropClient: lambda x: pb.Command(drop_client=x.client),
     c.Report: _report_to_proto,
-    c.Fail: lambda x: pb.Command(fail=pb.Fail(id=x.id, payload=x.payload, text=x.text)),
+    c.Fail: lambda x: pb.Command(fail=pb.Fail(id=x.id, payload=x.payload, text=x.text, traceback=x.traceback)),
     c.Blame: lambda x: pb.Command(blame=pb.Blame(id=x.id, cause=x.cause)),
     c.Cancel: lambda x: pb.Command(cancel=pb.Cancel(client=x.client, keys=x.keys, force=x.force)),
     c.Retry: lambda x: pb.Command(retry=pb.Keys(keys=x.keys)),
@@ -174,7 +178,17 @@ def _levels(command: str, values: Iterable[int]) -> list[Level]:
 def _report_from_proto(message: pb.Command) -> c.Report:
     report = message.report
     named = _levels("Report", report.levels)
-    return c.Report(list(report.ids), named, list(report.nbytes), list(report.retries), list(report.suspicious))
+    return c.Report(
+        list(report.ids),
+        named,
+        list(report.nbytes),
+        list(report.retries),
+        list(report.suspicious),
+        list(report.ran_on),
+        list(report.began),
+        list(report.seconds),
+        list(report.workers),
+    )
 
 
 _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
@@ -187,7 +201,7 @@ _FROM_PROTO: dict[str, Callable[[pb.Command], c.Command]] = {
     "unwant": lambda x: c.Unwant(x.unwant.client, list(x.unwant.keys)),
     "drop_client": lambda x: c.DropClient(x.drop_client),
     "report": _report_from_proto,
-    "fail": lambda x: c.Fail(x.fail.id, x.fail.payload, x.fail.text),
+    "fail": lambda x: c.Fail(x.fail.id, x.fail.payload, x.fail.text, x.fail.traceback),
     "blame": lambda x: c.Blame(x.blame.id, x.blame.cause),
     "cancel": lambda x: c.Cancel(x.cancel.client, list(x.cancel.keys), x.cancel.force),
     "retry": lambda x: c.Retry(list(x.retry.keys)),

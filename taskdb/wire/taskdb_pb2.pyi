@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("attach", "batch", "resync")
+    __slots__ = ("attach", "batch", "resync", "done")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     batch: Batch
     resync: Resync
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
+    done: Done
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("scheduler_id", "epoch", "answered", "heard")
@@ -47,30 +49,54 @@ class Batch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("attached", "result", "durable")
+    __slots__ = ("attached", "result", "durable", "ask")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     result: Result
     durable: Durable
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ...) -> None: ...
+    ask: Ask
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("number", "action", "keys")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    action: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., action: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("number", "count", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    count: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("epoch", "store_uuid", "last_seq", "version", "orphans", "leases_lost")
+    __slots__ = ("epoch", "store_uuid", "last_seq", "version", "orphans", "leases_lost", "history")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORE_UUID_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ORPHANS_FIELD_NUMBER: _ClassVar[int]
     LEASES_LOST_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     store_uuid: str
     last_seq: int
     version: str
     orphans: int
     leases_lost: bool
-    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ..., orphans: _Optional[int] = ..., leases_lost: _Optional[bool] = ...) -> None: ...
+    history: bool
+    def __init__(self, epoch: _Optional[int] = ..., store_uuid: _Optional[str] = ..., last_seq: _Optional[int] = ..., version: _Optional[str] = ..., orphans: _Optional[int] = ..., leases_lost: _Optional[bool] = ..., history: _Optional[bool] = ...) -> None: ...
 
 class Durable(_message.Message):
     __slots__ = ("seq",)
@@ -217,28 +243,38 @@ class Keys(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ids", "levels", "nbytes", "retries", "suspicious")
+    __slots__ = ("ids", "levels", "nbytes", "retries", "suspicious", "ran_on", "began", "seconds", "workers")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     SUSPICIOUS_FIELD_NUMBER: _ClassVar[int]
+    RAN_ON_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     levels: _containers.RepeatedScalarFieldContainer[int]
     nbytes: _containers.RepeatedScalarFieldContainer[int]
     retries: _containers.RepeatedScalarFieldContainer[int]
     suspicious: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., levels: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., retries: _Optional[_Iterable[int]] = ..., suspicious: _Optional[_Iterable[int]] = ...) -> None: ...
+    ran_on: _containers.RepeatedScalarFieldContainer[int]
+    began: _containers.RepeatedScalarFieldContainer[float]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., levels: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., retries: _Optional[_Iterable[int]] = ..., suspicious: _Optional[_Iterable[int]] = ..., ran_on: _Optional[_Iterable[int]] = ..., began: _Optional[_Iterable[float]] = ..., seconds: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fail(_message.Message):
-    __slots__ = ("id", "payload", "text")
+    __slots__ = ("id", "payload", "text", "traceback")
     ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     id: int
     payload: bytes
     text: str
-    def __init__(self, id: _Optional[int] = ..., payload: _Optional[bytes] = ..., text: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, id: _Optional[int] = ..., payload: _Optional[bytes] = ..., text: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Blame(_message.Message):
     __slots__ = ("id", "cause")
@@ -481,7 +517,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "store_uuid", "format_version", "epoch", "scheduler_attached", "tasks", "states", "store_bytes", "store_bytes_max", "todo", "uptime_seconds", "graphs", "commits", "commit_seconds_last")
+    __slots__ = ("version", "store_uuid", "format_version", "epoch", "scheduler_attached", "tasks", "states", "store_bytes", "store_bytes_max", "todo", "uptime_seconds", "graphs", "commits", "commit_seconds_last", "used_bytes", "history_bytes")
     class StatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +539,8 @@ class StatusReply(_message.Message):
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_SECONDS_LAST_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     store_uuid: str
     format_version: int
@@ -517,10 +555,12 @@ class StatusReply(_message.Message):
     graphs: _containers.RepeatedCompositeFieldContainer[GraphStatus]
     commits: int
     commit_seconds_last: float
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., scheduler_attached: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., store_bytes: _Optional[int] = ..., store_bytes_max: _Optional[int] = ..., todo: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., graphs: _Optional[_Iterable[_Union[GraphStatus, _Mapping]]] = ..., commits: _Optional[int] = ..., commit_seconds_last: _Optional[float] = ...) -> None: ...
+    used_bytes: int
+    history_bytes: int
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., scheduler_attached: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., store_bytes: _Optional[int] = ..., store_bytes_max: _Optional[int] = ..., todo: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., graphs: _Optional[_Iterable[_Union[GraphStatus, _Mapping]]] = ..., commits: _Optional[int] = ..., commit_seconds_last: _Optional[float] = ..., used_bytes: _Optional[int] = ..., history_bytes: _Optional[int] = ...) -> None: ...
 
 class GraphStatus(_message.Message):
-    __slots__ = ("submission", "client", "label", "submitted", "sealed", "tasks", "states", "wanted", "unmade")
+    __slots__ = ("submission", "client", "label", "submitted", "sealed", "tasks", "states", "wanted", "unmade", "total")
     class StatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +577,7 @@ class GraphStatus(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     UNMADE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     submission: str
     client: str
     label: str
@@ -546,21 +587,36 @@ class GraphStatus(_message.Message):
     states: _containers.ScalarMap[str, int]
     wanted: int
     unmade: int
-    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., label: _Optional[str] = ..., submitted: _Optional[float] = ..., sealed: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., wanted: _Optional[int] = ..., unmade: _Optional[int] = ...) -> None: ...
+    total: int
+    def __init__(self, submission: _Optional[str] = ..., client: _Optional[str] = ..., label: _Optional[str] = ..., submitted: _Optional[float] = ..., sealed: _Optional[bool] = ..., tasks: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., wanted: _Optional[int] = ..., unmade: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
-    __slots__ = ("submission", "state", "prefix", "cursor", "limit")
+    __slots__ = ("submission", "state", "prefix", "cursor", "limit", "group", "pattern", "wanted", "worker", "sort", "descending", "after")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SORT_FIELD_NUMBER: _ClassVar[int]
+    DESCENDING_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     submission: str
     state: str
     prefix: str
     cursor: bytes
     limit: int
-    def __init__(self, submission: _Optional[str] = ..., state: _Optional[str] = ..., prefix: _Optional[str] = ..., cursor: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+    group: str
+    pattern: str
+    wanted: bool
+    worker: str
+    sort: str
+    descending: bool
+    after: bytes
+    def __init__(self, submission: _Optional[str] = ..., state: _Optional[str] = ..., prefix: _Optional[str] = ..., cursor: _Optional[bytes] = ..., limit: _Optional[int] = ..., group: _Optional[str] = ..., pattern: _Optional[str] = ..., wanted: _Optional[bool] = ..., worker: _Optional[str] = ..., sort: _Optional[str] = ..., descending: _Optional[bool] = ..., after: _Optional[bytes] = ...) -> None: ...
 
 class ListTasksReply(_message.Message):
     __slots__ = ("tasks", "cursor")
@@ -571,7 +627,7 @@ class ListTasksReply(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
-    __slots__ = ("id", "key", "state", "submission", "group", "waiting_on", "blocked_on", "need", "wants", "nbytes", "user", "generation", "order", "suspicious", "error")
+    __slots__ = ("id", "key", "state", "submission", "group", "waiting_on", "blocked_on", "need", "wants", "nbytes", "user", "generation", "order", "suspicious", "error", "token")
     ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -587,6 +643,7 @@ class TaskInfo(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SUSPICIOUS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     id: int
     key: bytes
     state: str
@@ -602,7 +659,8 @@ class TaskInfo(_message.Message):
     order: float
     suspicious: int
     error: str
-    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., state: _Optional[str] = ..., submission: _Optional[str] = ..., group: _Optional[str] = ..., waiting_on: _Optional[int] = ..., blocked_on: _Optional[int] = ..., need: _Optional[int] = ..., wants: _Optional[int] = ..., nbytes: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., suspicious: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    token: bytes
+    def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., state: _Optional[str] = ..., submission: _Optional[str] = ..., group: _Optional[str] = ..., waiting_on: _Optional[int] = ..., blocked_on: _Optional[int] = ..., need: _Optional[int] = ..., wants: _Optional[int] = ..., nbytes: _Optional[int] = ..., user: _Optional[float] = ..., generation: _Optional[float] = ..., order: _Optional[float] = ..., suspicious: _Optional[int] = ..., error: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("key", "limit")
@@ -613,7 +671,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
-    __slots__ = ("found", "task", "reason", "waits_for", "chain", "ahead_in_queue", "wanted_by", "cause")
+    __slots__ = ("found", "task", "reason", "waits_for", "chain", "ahead_in_queue", "wanted_by", "cause", "path", "path_tasks", "path_whole")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +680,9 @@ class ExplainReply(_message.Message):
     AHEAD_IN_QUEUE_FIELD_NUMBER: _ClassVar[int]
     WANTED_BY_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_TASKS_FIELD_NUMBER: _ClassVar[int]
+    PATH_WHOLE_FIELD_NUMBER: _ClassVar[int]
     found: bool
     task: TaskInfo
     reason: str
@@ -630,7 +691,182 @@ class ExplainReply(_message.Message):
     ahead_in_queue: int
     wanted_by: _containers.RepeatedScalarFieldContainer[str]
     cause: TaskInfo
-    def __init__(self, found: _Optional[bool] = ..., task: _Optional[_Union[TaskInfo, _Mapping]] = ..., reason: _Optional[str] = ..., waits_for: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., chain: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., ahead_in_queue: _Optional[int] = ..., wanted_by: _Optional[_Iterable[str]] = ..., cause: _Optional[_Union[TaskInfo, _Mapping]] = ...) -> None: ...
+    path: _containers.RepeatedCompositeFieldContainer[PathStep]
+    path_tasks: int
+    path_whole: bool
+    def __init__(self, found: _Optional[bool] = ..., task: _Optional[_Union[TaskInfo, _Mapping]] = ..., reason: _Optional[str] = ..., waits_for: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., chain: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., ahead_in_queue: _Optional[int] = ..., wanted_by: _Optional[_Iterable[str]] = ..., cause: _Optional[_Union[TaskInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[PathStep, _Mapping]]] = ..., path_tasks: _Optional[int] = ..., path_whole: _Optional[bool] = ...) -> None: ...
+
+class PathStep(_message.Message):
+    __slots__ = ("task", "seconds")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    task: TaskInfo
+    seconds: float
+    def __init__(self, task: _Optional[_Union[TaskInfo, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ErrorsRequest(_message.Message):
+    __slots__ = ("submission", "cursor")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    submission: str
+    cursor: bytes
+    def __init__(self, submission: _Optional[str] = ..., cursor: _Optional[bytes] = ...) -> None: ...
+
+class ErrorsReply(_message.Message):
+    __slots__ = ("groups", "cursor")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[ErrorGroup]
+    cursor: bytes
+    def __init__(self, groups: _Optional[_Iterable[_Union[ErrorGroup, _Mapping]]] = ..., cursor: _Optional[bytes] = ...) -> None: ...
+
+class ErrorGroup(_message.Message):
+    __slots__ = ("exception", "prefix", "failed", "key", "submission", "text", "traceback", "blamed")
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    BLAMED_FIELD_NUMBER: _ClassVar[int]
+    exception: str
+    prefix: str
+    failed: int
+    key: bytes
+    submission: str
+    text: str
+    traceback: str
+    blamed: int
+    def __init__(self, exception: _Optional[str] = ..., prefix: _Optional[str] = ..., failed: _Optional[int] = ..., key: _Optional[bytes] = ..., submission: _Optional[str] = ..., text: _Optional[str] = ..., traceback: _Optional[str] = ..., blamed: _Optional[int] = ...) -> None: ...
+
+class StoryRequest(_message.Message):
+    __slots__ = ("key", "limit")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    limit: int
+    def __init__(self, key: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class StoryReply(_message.Message):
+    __slots__ = ("id", "events", "since", "more")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    events: _containers.RepeatedCompositeFieldContainer[StoryEvent]
+    since: float
+    more: bool
+    def __init__(self, id: _Optional[int] = ..., events: _Optional[_Iterable[_Union[StoryEvent, _Mapping]]] = ..., since: _Optional[float] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class StoryEvent(_message.Message):
+    __slots__ = ("time", "id", "what", "submission", "worker", "seconds", "text")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    time: float
+    id: int
+    what: str
+    submission: str
+    worker: str
+    seconds: float
+    text: str
+    def __init__(self, time: _Optional[float] = ..., id: _Optional[int] = ..., what: _Optional[str] = ..., submission: _Optional[str] = ..., worker: _Optional[str] = ..., seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class HistoryRequest(_message.Message):
+    __slots__ = ("submission", "names")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    submission: str
+    names: bool
+    def __init__(self, submission: _Optional[str] = ..., names: _Optional[bool] = ...) -> None: ...
+
+class HistoryReply(_message.Message):
+    __slots__ = ("graphs", "times", "ids", "states", "of_graph", "of_group", "groups", "key_ids", "keys", "ran_ids", "ran_on", "began", "seconds", "workers", "failed_ids", "failed_texts")
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    OF_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    OF_GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    KEY_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    RAN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RAN_ON_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_IDS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    graphs: _containers.RepeatedCompositeFieldContainer[HistoryGraph]
+    times: _containers.RepeatedScalarFieldContainer[float]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    states: _containers.RepeatedScalarFieldContainer[int]
+    of_graph: _containers.RepeatedScalarFieldContainer[int]
+    of_group: _containers.RepeatedScalarFieldContainer[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    key_ids: _containers.RepeatedScalarFieldContainer[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    ran_ids: _containers.RepeatedScalarFieldContainer[int]
+    ran_on: _containers.RepeatedScalarFieldContainer[int]
+    began: _containers.RepeatedScalarFieldContainer[float]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    failed_ids: _containers.RepeatedScalarFieldContainer[int]
+    failed_texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, graphs: _Optional[_Iterable[_Union[HistoryGraph, _Mapping]]] = ..., times: _Optional[_Iterable[float]] = ..., ids: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[int]] = ..., of_graph: _Optional[_Iterable[int]] = ..., of_group: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[str]] = ..., key_ids: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ..., ran_ids: _Optional[_Iterable[int]] = ..., ran_on: _Optional[_Iterable[int]] = ..., began: _Optional[_Iterable[float]] = ..., seconds: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[str]] = ..., failed_ids: _Optional[_Iterable[int]] = ..., failed_texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HistoryGraph(_message.Message):
+    __slots__ = ("id", "submission", "client", "label", "submitted")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    submission: str
+    client: str
+    label: str
+    submitted: float
+    def __init__(self, id: _Optional[int] = ..., submission: _Optional[str] = ..., client: _Optional[str] = ..., label: _Optional[str] = ..., submitted: _Optional[float] = ...) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("submissions", "submitted_before", "history_before", "dry_run")
+    SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    submissions: _containers.RepeatedScalarFieldContainer[str]
+    submitted_before: float
+    history_before: float
+    dry_run: bool
+    def __init__(self, submissions: _Optional[_Iterable[str]] = ..., submitted_before: _Optional[float] = ..., history_before: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PruneReply(_message.Message):
+    __slots__ = ("graphs",)
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    graphs: _containers.RepeatedCompositeFieldContainer[GraphStatus]
+    def __init__(self, graphs: _Optional[_Iterable[_Union[GraphStatus, _Mapping]]] = ...) -> None: ...
+
+class ActRequest(_message.Message):
+    __slots__ = ("action", "keys")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    action: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, action: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ActReply(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ()

@@ -64,6 +64,31 @@ class TaskDBStub:
                 request_serializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.SerializeToString,
                 response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.FromString,
                 _registered_method=True)
+        self.Errors = channel.unary_unary(
+                '/taskdb.v1.TaskDB/Errors',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.ErrorsRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.ErrorsReply.FromString,
+                _registered_method=True)
+        self.Story = channel.unary_unary(
+                '/taskdb.v1.TaskDB/Story',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.StoryRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.StoryReply.FromString,
+                _registered_method=True)
+        self.History = channel.unary_stream(
+                '/taskdb.v1.TaskDB/History',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.HistoryReply.FromString,
+                _registered_method=True)
+        self.Prune = channel.unary_unary(
+                '/taskdb.v1.TaskDB/Prune',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.PruneRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.PruneReply.FromString,
+                _registered_method=True)
+        self.Act = channel.unary_unary(
+                '/taskdb.v1.TaskDB/Act',
+                request_serializer=taskdb_dot_wire_dot_taskdb__pb2.ActRequest.SerializeToString,
+                response_deserializer=taskdb_dot_wire_dot_taskdb__pb2.ActReply.FromString,
+                _registered_method=True)
         self.Restore = channel.unary_stream(
                 '/taskdb.v1.TaskDB/Restore',
                 request_serializer=taskdb_dot_wire_dot_taskdb__pb2.RestoreRequest.SerializeToString,
@@ -115,6 +140,41 @@ class TaskDBServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Errors(self, request, context):
+        """Failed tasks, by exception and prefix.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Story(self, request, context):
+        """What became of a task, and when, as far as the history reaches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """All that the history has of graphs, a stretch after the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prune(self, request, context):
+        """Forget graphs whose tasks have all ended, and old history, in bounded steps. Answered at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Act(self, request, context):
+        """Have the scheduler that is attached do something to tasks; answered when it has said that it did.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Restore(self, request, context):
         """What a new scheduler goes on with, besides tasks: kept items, graphs, clients that want something.
         """
@@ -154,6 +214,31 @@ def add_TaskDBServicer_to_server(servicer, server):
                     servicer.GetTasks,
                     request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.FromString,
                     response_serializer=taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.SerializeToString,
+            ),
+            'Errors': grpc.unary_unary_rpc_method_handler(
+                    servicer.Errors,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.ErrorsRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.ErrorsReply.SerializeToString,
+            ),
+            'Story': grpc.unary_unary_rpc_method_handler(
+                    servicer.Story,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.StoryRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.StoryReply.SerializeToString,
+            ),
+            'History': grpc.unary_stream_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.HistoryRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.HistoryReply.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.PruneRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.PruneReply.SerializeToString,
+            ),
+            'Act': grpc.unary_unary_rpc_method_handler(
+                    servicer.Act,
+                    request_deserializer=taskdb_dot_wire_dot_taskdb__pb2.ActRequest.FromString,
+                    response_serializer=taskdb_dot_wire_dot_taskdb__pb2.ActReply.SerializeToString,
             ),
             'Restore': grpc.unary_stream_rpc_method_handler(
                     servicer.Restore,
@@ -323,6 +408,141 @@ class TaskDB:
             '/taskdb.v1.TaskDB/GetTasks',
             taskdb_dot_wire_dot_taskdb__pb2.GetTasksRequest.SerializeToString,
             taskdb_dot_wire_dot_taskdb__pb2.GetTasksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Errors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/Errors',
+            taskdb_dot_wire_dot_taskdb__pb2.ErrorsRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.ErrorsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Story(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/Story',
+            taskdb_dot_wire_dot_taskdb__pb2.StoryRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.StoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/History',
+            taskdb_dot_wire_dot_taskdb__pb2.HistoryRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.HistoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/Prune',
+            taskdb_dot_wire_dot_taskdb__pb2.PruneRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.PruneReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Act(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskdb.v1.TaskDB/Act',
+            taskdb_dot_wire_dot_taskdb__pb2.ActRequest.SerializeToString,
+            taskdb_dot_wire_dot_taskdb__pb2.ActReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 QUICK_START = ROOT / "docs/quickstart.md"
 #: How a command that is run has to end, if not with 0: the pages' made-up task is not there.
-ENDS_WITH = {"explain": 1}
+ENDS_WITH = {"explain": 1, "story": 1}
 
 
 @dataclass

@@ -26,7 +26,8 @@ from taskdb.engine.engine import Engine
 from taskdb.engine.invariants import Snapshot, violations
 from taskdb.engine.recovery import kept
 from taskdb.engine.refs import find_graph, find_key
-from taskdb.engine.work import Todo, Work
+from taskdb.engine.todo import Todo
+from taskdb.engine.work import Work
 from taskdb.model import ACTIVE, GraphFlag, Level, TaskFlag, TaskState
 from taskdb.store.lmdb_store import LmdbStore
 from taskdb.store.memory_store import MemoryStore

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from taskdb import commands as c
 from taskdb.engine.engine import Engine, Refused
 from taskdb.engine.invariants import violations
-from taskdb.engine.queries import TaskInfo, get_tasks
+from taskdb.engine.queries import get_tasks
+from taskdb.engine.reader import TaskInfo
 from taskdb.engine.refs import find_key
 from taskdb.model import Level, TaskFlag
 from taskdb.store.memory_store import MemoryStore

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,17 @@ def test_one_that_cannot_be_loaded_says_so_in_one_line(path: str, name: str, wor
 
 def test_a_command_of_taskdb_is_not_replaced(path: str) -> None:
     assert "What the database holds" in run("status", "--help", PYTHONPATH=path).stdout
+
+
+def test_dask_has_all_of_it_as_a_command(tmp_path: Path) -> None:
+    """As an installer writes pyproject.toml's entry point. Errors and exit codes are those of `taskdb`."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["dask_cli"]
+    info = tmp_path / "ours-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dask_cli]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items()))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    args = [sys.executable, "-m", "dask", "taskdb", "status", "--url", f"unix:{tmp_path / 'nobody'}", "--timeout", "1"]
+    done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "taskdb: no taskdb daemon at unix:" in done.stderr

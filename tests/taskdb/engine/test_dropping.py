@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import endings, queries, recovery, transitions
+from taskdb.engine import endings, listing, queries, recovery, transitions
 from taskdb.engine.refs import dropped_by_group, find_graph, find_key
 from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.rules import Layer, Rule
@@ -261,7 +261,7 @@ def test_keys_of_what_it_was_computed_from_are_still_told(world: Grown) -> None:
     world.run()
     with world.store.read() as txn:
         (task,) = queries.get_tasks(txn, [b"z"])
-        page = queries.list_tasks(txn, "g")
+        page = listing.list_tasks(txn, listing.Filters("g"))
     assert task is not None
     assert task.deps == [key("y", 0), key("y", 1)]
     assert [info.key for info in page.tasks] == [b"z"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from taskdb.engine.invariants import RULES, violations
-from taskdb.engine.work import Todo
+from taskdb.engine.todo import Todo
 from taskdb.model import TaskFlag
 from taskdb.store.base import WriteTxn
 from taskdb.store.codec import PARKED, Growth, decode_task, encode_dropped, encode_growth, encode_task

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from struct import pack
+
 import msgpack
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import queries
-from taskdb.errors import InvalidRequest
+from taskdb.engine import critical, queries
+from taskdb.engine.reader import key_text
 from taskdb.model import Level, TaskFlag
 from tests.support.engine_world import World
 
@@ -28,49 +30,7 @@ def test_status(world: World) -> None:
         status = queries.status(txn)
     assert (status.epoch, status.tasks, status.todo) == (1, 3, 0)
     assert status.states == {"waiting": 2, "queued": 1}
-    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("filters", "ids"),
-    [
-        ({}, [1, 2, 3]),
-        ({"submission": "g"}, [1, 2, 3]),
-        ({"submission": "none"}, []),
-        ({"state": "waiting"}, [2, 3]),
-        ({"state": "processing"}, []),
-        ({"prefix": "sum"}, [2]),
-        ({"submission": "g", "state": "queued", "prefix": "load"}, [1]),
-    ],
-)
-def test_list_tasks(world: World, filters: dict[str, str], ids: list[int]) -> None:
-    with world.store.read() as txn:
-        for limit in (1, 2, 100):
-            found, cursor = [], b""
-            while True:
-                page = queries.list_tasks(txn, cursor=cursor, limit=limit, **filters)  # type: ignore[arg-type]
-                assert len(page.tasks) <= limit
-                found += [task.id for task in page.tasks]
-                cursor = page.cursor
-                if not cursor:
-                    break
-            assert found == ids
-
-
-def test_list_tasks_bounds_its_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "LIST_SCAN_MAX", 2)
-    with world.store.read() as txn:
-        page = queries.list_tasks(txn, prefix="mean")
-        assert page.tasks == []
-        assert [task.id for task in queries.list_tasks(txn, prefix="mean", cursor=page.cursor).tasks] == [3]
-
-
-def test_list_tasks_refuses_what_it_does_not_know(world: World) -> None:
-    with world.store.read() as txn:
-        with pytest.raises(InvalidRequest):
-            queries.list_tasks(txn, state="lost")
-        with pytest.raises(InvalidRequest):
-            queries.list_tasks(txn, cursor=b"x")
+    assert status.graphs == [queries.GraphInfo("g", "alice", "label", 9.5, True, 3, {"waiting": 2, "queued": 1}, 1, 0, 3)]
 
 
 def test_explain(world: World) -> None:
@@ -111,6 +71,65 @@ def test_every_state_has_a_reason(world: World) -> None:
 
 
 def test_key_text() -> None:
-    assert queries.key_text(msgpack.packb(("x", 1))) == "('x', 1)"
-    assert queries.key_text(msgpack.packb("x")) == "x"
-    assert queries.key_text(b"\xc1") == "b'\\xc1'"
+    assert key_text(msgpack.packb(("x", 1))) == "('x', 1)"
+    assert key_text(msgpack.packb("x")) == "x"
+    assert key_text(b"\xc1") == "b'\\xc1'"
+
+
+def chain_and_fan(seconds: dict[str, float]) -> World:
+    """ "end" needs a chain of three "step"s, and one "long"; durations are recorded."""
+    keys = [msgpack.packb(key) for key in ("step-1", "step-2", "step-3", "long-1", "end-1")]
+    world = World()
+    world.do(
+        c.Keep([c.DURATIONS + prefix.encode() for prefix in seconds], [pack(">d", x) for x in seconds.values()]),
+        c.BeginGraph("g", "alice", 1.0, 0.0, ""),
+        c.AddTasks(
+            "g",
+            0,
+            keys,
+            [b"s"] * 5,
+            [0, 0, 0, 0, 1],
+            [0, 1, 1, 0, 2],
+            [0, 1, 2, 3],
+            [1, 1, 1, 1, 0],
+            groups=[0, 0, 0, 1, 2],
+            new_groups=["step", "long", "end"],
+        ),
+        c.SealGraph("g"),
+    )
+    return world
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ids", "takes"),
+    [
+        ({"step": 1.0, "long": 2.5}, [1, 2, 3, 5], [1.0, 1.0, 1.0, None]),
+        ({"step": 1.0, "long": 3.5, "end": 0.5}, [4, 5], [3.5, 0.5]),
+        ({}, [1, 2, 3, 5], [None] * 4),
+    ],
+)
+def test_critical_path(seconds: dict[str, float], ids: list[int], takes: list[float | None]) -> None:
+    world = chain_and_fan(seconds)
+    with world.store.read() as txn:
+        path = queries.explain(txn, msgpack.packb("end-1")).path
+        assert queries.explain(txn, msgpack.packb("step-1")).path.steps == []
+    assert [(task.id, known) for task, known in path.steps] == list(zip(ids, takes))
+    assert (path.tasks, path.whole) == (5, True)
+
+
+def test_critical_path_is_of_what_is_left() -> None:
+    world = chain_and_fan({"step": 1.0, "long": 2.5})
+    world.do(c.Report([1], [Level.MEMORY], [8]))
+    with world.store.read() as txn:
+        path = queries.explain(txn, msgpack.packb("end-1")).path
+    assert [task.id for task, _ in path.steps] == [4, 5]
+
+
+def test_critical_path_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(critical, "EXPLAIN_PATH_LINKS_MAX", 2)
+    world = chain_and_fan({"step": 1.0})
+    with world.store.read() as txn:
+        path = queries.explain(txn, msgpack.packb("end-1")).path
+    assert not path.whole
+    assert path.tasks == 3
+    assert path.steps[-1][0].id == 5

@@ -27,6 +27,7 @@ class Peer:
     def __init__(self) -> None:
         self.epoch = 0
         self.leases_lost = False
+        self.backlog = 0
         self.results: list[tuple[int, c.Result]] = []
         self.durables: list[int] = []
         self.ends: list[TaskDBError] = []
@@ -378,5 +379,28 @@ def test_a_closed_writer_takes_nothing() -> None:
             bench.writer.ingest(peer.epoch, begin("i"))
         with pytest.raises(Unavailable):
             bench.writer.attach(Peer(), "scheduler", peer.epoch)
+
+    story(test)
+
+
+def test_background_work_waits_for_a_peer_that_has_much_to_read() -> None:
+    """Or the answer to its next batch would stand behind all of it."""
+
+    async def test() -> None:
+        bench = Bench(MemoryStore())
+        peer = await bench.attach()
+        bench.writer.batch(peer, 1, graph("s", keys_of(2_000)))
+        bench.writer.batch(peer, 2, [])
+        peer.backlog = 100
+        bench.writer.batch(peer, 3, [c.DropClient("client-1")])
+        bench.writer.flush()
+        left = bench.tasks()
+        assert left > 1_000
+        for _ in range(20):
+            await asyncio.sleep(0)
+        bench.writer.flush()
+        assert bench.tasks() == left
+        peer.backlog = 0
+        await until_async(lambda: bench.writer.flush() or bench.tasks() == 0, "all is forgotten")
 
     story(test)

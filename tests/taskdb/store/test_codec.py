@@ -34,7 +34,11 @@ def test_tasks_come_back(numbers32: list[int], state: int, nbytes: int, retries:
     task.waiting_on, task.blocked_on, task.need, task.links, task.expected, task.wants, task.group, task.annotation = numbers32
     task.nbytes, task.graph, task.rank = nbytes, 2**40, b"r" * 24
     again = codec.decode_task(7, codec.encode_task(task))
-    names = [name for name in codec.TaskRecord.__slots__ if name not in ("deps", "dirty", "stored_queue", "stored_held", "reclaim")]
+    names = [
+        name
+        for name in codec.TaskRecord.__slots__
+        if name not in ("deps", "dirty", "stored_queue", "stored_state", "stored_held", "reclaim")
+    ]
     assert [getattr(again, name) for name in names] == [getattr(task, name) for name in names]
     assert again.stored_queue == codec.queue_of(task)
     assert again.stored_held == (state in (3, 4))
@@ -55,7 +59,7 @@ def test_clients_come_back(name: str, internal: bool, dropped: bool) -> None:
 
 @given(st.text(), st.binary())
 def test_errors_come_back(text: str, payload: bytes) -> None:
-    record = codec.ErrorRecord(0, text, payload)
+    record = codec.ErrorRecord(0, text, payload, text[::-1])
     assert codec.decode_error(codec.encode_error(record)) == record
 
 

@@ -55,6 +55,7 @@ def test_format_1_becomes_the_current_one(tmp_path: Path, caplog: pytest.LogCapt
             Table.RULES,
             Table.GROWTH,
             Table.DROPPED,
+            Table.HISTORY,
         }
         assert {table.name.lower(): dict(txn.scan(table)) for table in untouched} == {
             name: pairs for name, pairs in format1.records(format1.EPOCH).items() if name not in ("meta", "graphs", "leases")

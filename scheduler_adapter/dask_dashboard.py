@@ -53,10 +53,10 @@ def graph_page_sees_paging() -> None:
 def _links(layout: Any) -> dict[Any, set[tuple[Any, Any]]]:
     """The links that are drawn, by either end."""
     try:
-        return layout.taskdb_links  # type: ignore[no-any-return]
+        return layout.taskdb_links
     except AttributeError:
         layout.taskdb_links = {}
-        return layout.taskdb_links  # type: ignore[no-any-return]
+        return layout.taskdb_links
 
 
 def _erase(layout: Any, key: Any) -> None:

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.e2e
 
 
 def weather() -> Any:
-    """Three years of daily values on a small grid, in 20 chunks."""
+    """A year and more of daily values on a small grid, in 8 chunks."""
     pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
-    days = pd.date_range("2001-01-01", periods=1000)
-    values = np.random.default_rng(1).normal(size=(1000, 4, 6))
+    days = pd.date_range("2001-01-01", periods=400)
+    values = np.random.default_rng(1).normal(size=(400, 4, 6))
     data = xr.DataArray(values, coords={"time": days, "y": range(4), "x": range(6)}, dims=("time", "y", "x"), name="t")
     return data.chunk({"time": 100, "y": 2})
 

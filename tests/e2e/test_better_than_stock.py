@@ -13,8 +13,8 @@ from tests.support.cluster import until
 
 pytestmark = pytest.mark.e2e
 
-#: Stock's cancel is quadratic: so many siblings keep its scheduler, with `validate` as here, busy for some twenty seconds.
-SIBLINGS = 10_000
+#: Stock's cancel is quadratic: so many siblings keep its scheduler, with `validate` as here, busy for some fifteen seconds.
+SIBLINGS = 8_000
 #: Levels at which stock's cancel raises RecursionError.
 LEVELS = 2_000
 #: Of what goes wrong now and then in stock, so many rounds.
@@ -32,7 +32,7 @@ def test_cancel_of_many_siblings(client: Client, gate: Path) -> None:
     until(lambda: f.all_known(client, [futures[-1].key]), "they have arrived")
     client.cancel(futures)
     # Stock's scheduler answers nobody meanwhile.
-    assert client.submit(f.inc, 1).result(timeout=10) == 2
+    assert client.submit(f.inc, 1).result(timeout=8) == 2
     assert {x.status for x in futures} == {"cancelled"}
     head.release()
     until(lambda: nothing_is_resident(client), "none is left in the scheduler")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 from distributed import Client, get_task_stream
 
@@ -155,7 +157,9 @@ def test_dump_of_the_cluster(client: Client, gate: Path, tmp_path: Path) -> None
     future = client.get(graph, last, sync=False)
     until(lambda: client.run_on_scheduler(f.resident).get("dugate") == "processing", "it runs")
     client.dump_cluster_state(str(tmp_path / "dump"))
-    dump = DumpArtefact.from_url(str(tmp_path / "dump.msgpack.gz"), strict_map_key=False)
+    with gzip.open(tmp_path / "dump.msgpack.gz") as file:
+        # Stock's own reader refuses integers as keys, which stock's events may hold.
+        dump = DumpArtefact(msgpack.load(file, strict_map_key=False))
     held = client.run_on_scheduler(f.resident)
     assert set(dump["scheduler"]["tasks"]) == set(held)
     assert "dugate" in {task["key"] for task in dump.scheduler_tasks_in_state("processing")}

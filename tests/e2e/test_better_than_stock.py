@@ -14,7 +14,7 @@ from tests.support.cluster import until
 pytestmark = pytest.mark.e2e
 
 #: Stock's cancel is quadratic: so many siblings keep its scheduler, with `validate` as here, busy for some fifteen seconds.
-SIBLINGS = 8_000
+SIBLINGS = 12_000
 #: Levels at which stock's cancel raises RecursionError.
 LEVELS = 2_000
 #: Of what goes wrong now and then in stock, so many rounds.
@@ -69,7 +69,7 @@ def test_names_of_what_was_just_cancelled(client: Client) -> None:
 
 @pytest.mark.parametrize("chained", [False, True], ids=["plain", "chained"])
 def test_a_client_that_closes_right_after_fire_and_forget(client: Client, address: str, tmp_path: Path, chained: bool) -> None:
-    n = 150
+    n = 250
     with Client(address, set_as_default=False) as other:
         for i in range(n):
             first = [other.submit(f.inc, i, pure=False)] if chained else []

@@ -16,13 +16,14 @@ FOLDER ?= build/compose
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: help demo demo-crash test test-slow check proto reference docs bench wheels up down compose-test cases cases-crash clean
+.PHONY: help demo demo-crash test test-slow releases check proto reference docs bench wheels up down compose-test cases cases-crash clean
 
 help:
 	@echo "make demo [N=20000]           run an array of N chunks on a small cluster, with a live view"
 	@echo "make demo-crash [N=20000]     the same, with the scheduler and the daemon killed with -9 on the way"
 	@echo "make test [ARGS='-k name']    run the tests"
 	@echo "make test-slow                those that take long"
+	@echo "make releases                 some tests with the oldest and the newest supported Dask, each in a fresh environment"
 	@echo "make check                    ruff and mypy"
 	@echo "make proto                    generate taskdb/wire from proto/"
 	@echo "make docs                     the pages of docs/, as a site in build/site"
@@ -46,6 +47,9 @@ test: $(VENV)/dev
 
 test-slow: $(VENV)/dev
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+releases: $(VENV)/core
+	@$(BIN)/python -m tests.releases $(ARGS)
 
 check: $(VENV)/dev
 	@$(BIN)/ruff check .

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import curves, figures, order, queries
+from bench import cancel, curves, figures, order, queries
 from bench.recovery import make_store, start_to_first
 from bench.runs import Interrupted, Options, machine, run
 from bench.workloads import WORKLOADS
@@ -206,6 +206,19 @@ def prune_while_running(tasks: int, pace: float, seconds: float) -> None:
         f"the file {found.file_bytes_before:,} and {found.file_bytes:,}",
         err=True,
     )
+
+
+@main.command("cancel")
+@click.option("--tasks", type=click.IntRange(1), default=100_000, show_default=True, help="Futures that are cancelled.")
+@click.option("--window", type=click.IntRange(0), help="Window of our scheduler, tasks.")
+@click.option("--side", type=click.Choice(["both", *figures.SIDES]), default="ours", show_default=True)
+def time_cancel(tasks: int, window: int | None, side: str) -> None:
+    """Time `client.cancel` of many siblings. In the stock scheduler it grows with the square of their number: 8,000 take seconds."""
+    shown = Table("side", "futures", "cancel returns, s", "all is gone, s", "longest answer to another client, s")
+    for name in _order(side, 1):
+        click.echo(f"cancelling {tasks:,} futures, {name}", err=True)
+        shown.add_row(name, f"{tasks:,}", *(f"{seconds:.2f}" for seconds in cancel.run(name, tasks, window)))
+    Console().print(shown)
 
 
 @main.command("order")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,8 @@ class Arrivals:
         self._arriving: dict[tuple[str, int], Arriving] = {}
         #: Answered, but not known to be on disk.
         self._answered: dict[tuple[str, int], Arriving] = {}
+        #: Keys that a client names in a later graph already: what is told of an earlier one, it would take for that.
+        self.submits_again: Callable[[str], Collection[Any]] = lambda client: ()
         pager.on_added = self._added
         pager.on_refused = self._refused
 
@@ -92,7 +94,8 @@ class Arrivals:
 
     def lost(self, client: str, wanted: set[Any]) -> None:
         """As stock does for a graph whose inputs are gone."""
-        self.scheduler.report({"op": "cancelled-keys", "keys": list(wanted), "reason": "lost dependencies"}, client=client)
+        told = list(wanted.difference(self.submits_again(client)))
+        self.scheduler.report({"op": "cancelled-keys", "keys": told, "reason": "lost dependencies"}, client=client)
         self._end_wants(client, wanted)
 
     def _added(self, added: Added) -> None:

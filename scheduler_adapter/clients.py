@@ -10,7 +10,9 @@ import functools
 import inspect
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.scheduler import Scheduler
@@ -48,6 +50,16 @@ _RECEIPTS = {"variable-future-received-confirm", "queue-future-release"}
 _OVERTAKE = {"cancel-keys", "close-client"}
 
 
+@dataclass
+class Cancelling:
+    """Of what is cancelled meanwhile a client is not told these keys: it would take the word for its new futures'."""
+
+    #: Named in its cancels, how often: it knows of these itself.
+    named: Counter[Any] = field(default_factory=Counter)
+    #: Submitted since.
+    again: set[Any] = field(default_factory=set)
+
+
 class Clients:
     def __init__(self, scheduler: Scheduler, pager: Pager, submitter: Submitter, returning: Returning, undo: internals.Undo):
         self.scheduler = scheduler
@@ -58,7 +70,10 @@ class Clients:
         returning.on_gone = self.remove
         returning.busy = lambda client: (inbox := self.inboxes.get(client)) is not None and not inbox.idle
         self._cancel_words: tuple[str, str] = ("", "")
+        #: By client, while cancels of it are carried out.
+        self._cancelling: dict[str, Cancelling] = {}
         pager.on_cancelled = self._cancelled
+        submitter.arrivals.submits_again = self._submits_again
         self._install(undo)
 
     def _install(self, undo: internals.Undo) -> None:
@@ -122,6 +137,8 @@ class Clients:
             inbox = self.inboxes[taskdb_sender or client] = Inbox(self._failed)
         if op == "update-graph":
             kwargs["taskdb_number"] = taskdb_number
+            if client in self._cancelling:
+                self._cancelling[client].again.update(kwargs["keys"])
         message = Message(op, handler, {"client": client, **kwargs})
         try:
             inbox.put(message)
@@ -202,9 +219,11 @@ class Clients:
         self._cancel_words = reason, msg
         command = Cancel(client, pack_keys(keys), force)
         self.pager.send(command, urgent=True)
-        inbox = self.inboxes.get(client)
-        if inbox is not None and not inbox.idle:
+        self._cancelling.setdefault(client, Cancelling()).named.update(keys)
+        inbox = self.inboxes.setdefault(client, Inbox(self._failed))
+        if not inbox.idle:
             self._cancel_on_its_way(command, keys, inbox)
+        inbox.put(Message("taskdb-cancelled", self._until_cancelled, {"client": client, "keys": keys}))
         self._handled(inbox, client, taskdb_number)
 
     def cancel_for_all(self, keys: list[Any]) -> int:
@@ -216,6 +235,14 @@ class Clients:
             if not inbox.idle:
                 self._cancel_on_its_way(command, keys, inbox)
         return len(keys)
+
+    async def _until_cancelled(self, client: str, keys: Collection[Any]) -> None:
+        """What the client says next waits: names it submits again are new tasks."""
+        await self.pager.carried_out()
+        if client in self._cancelling:
+            self._cancelling[client].named.subtract(Counter(keys))
+            if not any(self._cancelling[client].named.values()):
+                del self._cancelling[client]
 
     def _cancel_on_its_way(self, command: Cancel, keys: Collection[Any], inbox: Inbox) -> None:
         """What is cancelled of a graph before it has come is not submitted at all; and once all is there, the cancel is said again, for
@@ -245,7 +272,17 @@ class Clients:
 
     def _tell_cancelled(self, keys: list[Any]) -> None:
         reason, msg = self._cancel_words
-        self.scheduler.report({"op": "cancelled-keys", "keys": keys, "reason": reason, "msg": msg})
+        for client in list(self.scheduler.client_comms):
+            cancelling = self._cancelling.get(client)
+            theirs = keys
+            if cancelling is not None:
+                theirs = [key for key in keys if not cancelling.named[key] and key not in cancelling.again]
+            if theirs:
+                self.scheduler.client_send(client, {"op": "cancelled-keys", "keys": theirs, "reason": reason, "msg": msg})
+
+    def _submits_again(self, client: str) -> Collection[Any]:
+        cancelling = self._cancelling.get(client)
+        return () if cancelling is None else cancelling.again
 
     # ---------------------------------------------------------------------------------------------------------- retry
 
@@ -356,6 +393,7 @@ class Clients:
 
     def _remove_now(self, client: str, stimulus_id: str | None = None) -> None:
         self.inboxes.pop(client, None)
+        self._cancelling.pop(client, None)
         cs = self.scheduler.clients.get(client)
         keys = [ts.key for ts in cs.wants_what] if cs is not None else []
         self._stock["remove_client"](client=client, stimulus_id=stimulus_id)
@@ -368,6 +406,7 @@ class Clients:
         """`restart`: forget all tasks, here and on disk, then restart workers as stock does."""
         for inbox in self.inboxes.values():
             inbox.stop()
+        self._cancelling.clear()
         pager = self.pager
         names = [c for c in self.scheduler.clients if c != FIRE_AND_FORGET]
         pager.send(*[DropClient(name) for name in (*names, FIRE_AND_FORGET)])

@@ -316,6 +316,17 @@ def slots_open(scheduler: Scheduler) -> bool:
     return bool(scheduler.idle_task_count)
 
 
+def set_resources(scheduler: Scheduler, worker: str, resources: dict[str, float] | None) -> str:
+    """`add_resources`, then what `add_worker` does of tasks without a worker (`bulk_schedule_unrunnable_after_adding_worker`). What is used
+    stays used, which stock forgets."""
+    ws = scheduler.workers[worker]
+    used = dict(ws.used_resources)
+    answer: str = scheduler.add_resources(worker=worker, resources=resources)
+    ws.used_resources.update(used)
+    scheduler.transitions(scheduler.bulk_schedule_unrunnable_after_adding_worker(ws), "taskdb-set-resources")
+    return answer
+
+
 def to_pickle(obj: Any) -> ToPickle[Any]:
     return ToPickle(obj)
 

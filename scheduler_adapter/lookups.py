@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed.scheduler import Scheduler
 
+from scheduler_adapter import dask_dashboard
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.keys import pack_key, unpack_key
 from scheduler_adapter.pager import Pager
@@ -47,7 +48,9 @@ class Lookups:
         self._stock_adaptive_target = scheduler.adaptive_target
         undo.set_attr(scheduler, "adaptive_target", self.adaptive_target)
         undo.set_item(handlers, "adaptive_target", self.adaptive_target)
+        undo.set_item(handlers, "set_resources", self.set_resources)
         internals.progress_asks_us()
+        dask_dashboard.graph_page_sees_paging()
 
     def _with_stub(self, stock: Callable[..., Any], prefix: str) -> Callable[..., Any]:
         """`Variable.set` and `Queue.put` wait until the key is in `tasks`, and give up."""
@@ -115,6 +118,10 @@ class Lookups:
     def adaptive_target(self, target_duration: Any = None) -> int:
         """Stock's, with the runnable tasks on disk counted as queued ones."""
         return internals.adaptive_target(self.scheduler, self._stock_adaptive_target, self.pager.ready_on_disk, target_duration)
+
+    def set_resources(self, worker: str, resources: dict[str, float] | None = None) -> str:
+        """`Worker.set_resources`: stock does not look again at tasks that wait for a resource."""
+        return internals.set_resources(self.scheduler, worker, resources)
 
 
 class LiveCount:

@@ -91,6 +91,8 @@ class Pager(SchedulerPlugin):
         #: Keys wanted by FIRE_AND_FORGET that are not done.
         self.fire_and_forget = self.forgotten.keys
         self._not_idle = False
+        #: Of what the last answered batch gave rise to, some has yet to be carried out.
+        self._busy = False
         self._pending: list[Command] = []
         #: What was last said: ready, total, leases seen.
         self._credit_told = (0, 0, 0)
@@ -243,6 +245,14 @@ class Pager(SchedulerPlugin):
             waiter = self._loop.create_future()
             self._waiters.append((self.session.last_seq, waiter))
             await waiter
+
+    async def carried_out(self) -> None:
+        """The same, with all that follows from it, in however many steps the database does that."""
+        await self.answered()
+        while self.session is not None and self._busy:
+            await asyncio.sleep(ON_DISK_SECONDS)
+            self.send(Unwant("", []))  # says nothing: only the answer counts
+            await self.answered()
 
     def _flush_now(self) -> None:
         if self._flush is not None:
@@ -410,6 +420,8 @@ class Pager(SchedulerPlugin):
             self.tell_erred(erred)
         for count in result.forgotten:
             self.residency.forgotten(count)
+        if seq:
+            self._busy = result.busy
         if seq and self._waiters:
             for _, waiter in [w for w in self._waiters if w[0] <= seq]:
                 if not waiter.done():

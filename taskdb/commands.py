@@ -389,6 +389,8 @@ class Result:
     #: Tasks in the queues after this, and those of them whose dependencies are all in memory.
     queued: int = 0
     ready: int = 0
+    #: In the answer to a batch: some of what it gave rise to has yet to be carried out.
+    busy: bool = False
 
     def __bool__(self) -> bool:
         return bool(

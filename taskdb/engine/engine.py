@@ -133,7 +133,8 @@ class Engine:
                 count = _items(command)
                 if count > COMMAND_ITEMS_MAX:
                     raise LimitExceeded(f"{count} items in one command, at most {COMMAND_ITEMS_MAX}")
-                items += count
+                if type(command) is not c.Cancel:  # however many it names, others are served in between
+                    items += count
                 self._apply_one(work, command)
             except (InvalidRequest, LimitExceeded, ingest.NoRoom) as exc:
                 refused.append((position, submission, exc.kind, exc.message))

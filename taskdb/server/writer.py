@@ -193,7 +193,8 @@ class Writer:
                 if type(command) is c.Credit:
                     self._credit.renew(command)
                     break
-            more = self._lease(txn, result) or self._todo(txn) or self._engine.may_grow(txn)
+            result.busy = self._todo(txn)
+            more = self._lease(txn, result) or result.busy or self._engine.may_grow(txn)
             self._set_aside(result)
             self._answers.heard(txn, heard)
             self._answers.keep(txn, result, seq, refused)

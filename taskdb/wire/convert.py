@@ -284,7 +284,7 @@ def _lease_to_proto(lease: c.Lease, blobs: SharedBlobs) -> pb.Lease:
 
 
 def result_to_proto(result: c.Result, seq: int, blobs: SharedBlobs, refused: Sequence[Refused] = ()) -> pb.Result:
-    message = pb.Result(seq=seq, number=result.number, queued=result.queued, ready=result.ready)
+    message = pb.Result(seq=seq, number=result.number, queued=result.queued, ready=result.ready, busy=result.busy)
     if result.added:
         message.added.extend(
             [
@@ -340,7 +340,7 @@ def _lease_from_proto(x: pb.Lease, blobs: SharedBlobs) -> c.Lease:
 
 
 def result_from_proto(message: pb.Result, blobs: SharedBlobs) -> tuple[c.Result, list[Refused]]:
-    result = c.Result(number=message.number, queued=message.queued, ready=message.ready)
+    result = c.Result(number=message.number, queued=message.queued, ready=message.ready, busy=message.busy)
     if message.added:
         result.added = [c.Added(x.submission, x.first_index, list(x.ids), list(x.missing), list(x.known)) for x in message.added]
     if message.leases:

@@ -329,7 +329,7 @@ class Credit(_message.Message):
     def __init__(self, ready: _Optional[int] = ..., total: _Optional[int] = ..., leases_seen: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted", "whole", "number")
+    __slots__ = ("seq", "added", "leases", "release", "wants", "erred", "cancelled", "forgotten", "refused", "queued", "ready", "adopted", "whole", "number", "busy")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class Result(_message.Message):
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     seq: int
     added: _containers.RepeatedCompositeFieldContainer[Added]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
@@ -358,7 +359,8 @@ class Result(_message.Message):
     adopted: _containers.RepeatedCompositeFieldContainer[Adopted]
     whole: _containers.RepeatedCompositeFieldContainer[TakenWhole]
     number: int
-    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[TakenWhole, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+    busy: bool
+    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Added, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., release: _Optional[_Iterable[int]] = ..., wants: _Optional[_Iterable[_Union[WantState, _Mapping]]] = ..., erred: _Optional[_Iterable[_Union[Erred, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[Cancelled, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[GroupCount, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[TakenWhole, _Mapping]]] = ..., number: _Optional[int] = ..., busy: _Optional[bool] = ...) -> None: ...
 
 class TakenWhole(_message.Message):
     __slots__ = ("submission", "leases")

@@ -345,3 +345,41 @@ def validate_state(dask_scheduler: Any) -> None:
 async def task_status(dask_scheduler: Any, keys: list[Any]) -> dict[Any, Any]:
     found: dict[Any, Any] = await dask_scheduler.handlers["get_task_status"](keys=keys)
     return found
+
+
+async def set_resources(dask_worker: Any, **resources: float) -> None:
+    await dask_worker.set_resources(**resources)
+
+
+def draw_pages(dask_scheduler: Any) -> dict[str, Any]:
+    """Make the components of the dashboard's pages about tasks, or bring them up to date, and return what they show."""
+    from distributed.dashboard.components import scheduler as components
+
+    pages = dask_scheduler.__dict__.setdefault("pages_drawn", {})
+    for kind in ("TaskStream", "TaskProgress", "TaskGraph", "TaskGroupProgress"):
+        if kind not in pages:
+            pages[kind] = getattr(components, kind)(dask_scheduler)
+        pages[kind].update()
+    progress = pages["TaskProgress"].source.data
+    layout = pages["TaskGraph"].layout
+    return {
+        "progress": dict(zip(progress["name"], map(int, progress["all"]), strict=True)),
+        "nodes": len(layout.x),
+        "links": len(layout.index_edge),
+        "stream": len(pages["TaskStream"].source.data["start"]),
+    }
+
+
+def draw_groups(dask_scheduler: Any) -> dict[str, int]:
+    """Groups, and how many tasks each has, as the page of task groups shows them."""
+    from distributed.dashboard.components.scheduler import TaskGroupGraph
+
+    page = TaskGroupGraph(dask_scheduler)
+    page.update()
+    nodes = page.nodes_source.data
+    return dict(zip(nodes["name"], map(int, nodes["tot_tasks"]), strict=True))
+
+
+def close_pages(dask_scheduler: Any) -> None:
+    """What lays tasks out for the graph page ends with the page."""
+    del dask_scheduler.pages_drawn

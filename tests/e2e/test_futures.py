@@ -305,6 +305,16 @@ def test_cancel_overtakes_a_large_submission(cluster: Cluster, client: Client) -
     assert client.submit(f.inc, 1).result(timeout=30) == 2
 
 
+def test_cancel_of_a_graph_that_is_on_its_way_to_the_database(client: Client) -> None:
+    """Held whole: its tasks are in the scheduler at once, and told run by run."""
+    n = 8000
+    futures = client.map(f.slow_inc, range(n), pure=False, batch_size=n)
+    until(lambda: f.all_known(client, [futures[-1].key]), "they are there")
+    client.cancel(futures)
+    until(lambda: not client.run_on_scheduler(f.resident), "none is left in the scheduler")
+    assert client.submit(f.inc, 1).result(timeout=30) == 2
+
+
 def test_disconnect_overtakes_a_large_submission(client: Client, address: str) -> None:
     n = 20_000
     with Client(address) as other:

@@ -164,6 +164,9 @@ class Client:
     def cancel(self, keys: list[Any]) -> None:
         self.world.note("cancels", self.name, keys)
         self.send({"op": "cancel-keys", "keys": keys, "force": False, "reason": "", "msg": ""})
+        for key in keys:
+            # As in stock, which does not wait to be told.
+            self._set(key, "cancelled")
 
     def unsettled(self) -> list[Future]:
         return [f for f in self.futures.values() if not (f.gathered or f.status in ("error", "cancelled"))]

@@ -53,6 +53,7 @@ RESULT = c.Result(
     number=7,
     queued=5,
     ready=2,
+    busy=True,
 )
 
 

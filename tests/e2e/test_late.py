@@ -27,7 +27,7 @@ def keys_of_worker(dask_worker: Any) -> list[str]:
 
 def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: int | None) -> None:
     """Its keys may mean other tasks by then; and they do mean others when it comes back to the scheduler after that."""
-    waits = {"DASK_TASKDB__WORKERS_RETURN": "1s"}
+    waits = {"DASK_TASKDB__WORKERS_RETURN": "5s"}
     runs = tmp_path / "runs"
     with Cluster(
         tmp_path, window=window, workers=2, survive=True, worker_args=(("--name", "one"), ("--name", "two")), env=waits
@@ -40,7 +40,7 @@ def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: i
             os.kill(late.pid, signal.SIGSTOP)
             try:
                 cluster.restart_scheduler()
-                until(lambda: "did not come back: one" in cluster.scheduler_log(), "it is given up")
+                until(lambda: "1 workers did not come back: one" in cluster.scheduler_log(), "it is given up")
                 assert old.result(timeout=PATIENCE_SECONDS) == 1, "computed again"
                 assert lines(runs) == ["1", "1"]
                 old.release()

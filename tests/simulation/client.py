@@ -24,6 +24,7 @@ class Future:
     status: str = "pending"
     result: Any = None
     gathered: bool = False
+    cancelled_here: bool = False
     #: Who said last what it is.
     told_by: End | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,7 +107,7 @@ class Client:
 
     def _set(self, key: Any, status: str, result: Any = None) -> None:
         future = self.futures.get(key)
-        if future is not None:
+        if future is not None and not future.cancelled_here:
             self.world.note("future", self.name, key, status)
             future.told_by = self._comm
             future.set(status, result)
@@ -165,8 +166,9 @@ class Client:
         self.world.note("cancels", self.name, keys)
         self.send({"op": "cancel-keys", "keys": keys, "force": False, "reason": "", "msg": ""})
         for key in keys:
-            # As in stock, which does not wait to be told.
+            # As in stock, which does not wait to be told, and hears no more of it.
             self._set(key, "cancelled")
+            self.futures[key].cancelled_here = True
 
     def unsettled(self) -> list[Future]:
         return [f for f in self.futures.values() if not (f.gathered or f.status in ("error", "cancelled"))]

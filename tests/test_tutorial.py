@@ -46,5 +46,5 @@ def test_it_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "done"
     assert "something else, meanwhile" in done.stdout
     assert "ZeroDivisionError" in done.stdout
-    assert "('answer',)" in done.stdout
+    assert "['answer']" in done.stdout
     assert "<strong>Task database:</strong> live" in done.stdout

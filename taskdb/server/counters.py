@@ -20,9 +20,11 @@ class Counters:
         self.leases = 0
         #: Transactions that were given up, and with them what they would have changed.
         self.dropped = 0
-        #: Group commits: by duration (one class more than COMMIT_SECONDS: above), and of all of them.
+        #: Group commits: how many, by duration (one class more than COMMIT_SECONDS: above), and the time of all and of the last of them.
+        self.commits = 0
         self.commits_by_seconds = [0] * (len(COMMIT_SECONDS) + 1)
         self.commit_seconds = 0.0
+        self.commit_seconds_last = 0.0
 
     def answered(self, result: c.Result) -> None:
         self.tasks_added += sum(len(x.ids) - len(x.known) for x in result.added)
@@ -30,4 +32,6 @@ class Counters:
 
     def committed(self, seconds: float) -> None:
         self.commits_by_seconds[bisect_left(COMMIT_SECONDS, seconds)] += 1
+        self.commits += 1
         self.commit_seconds += seconds
+        self.commit_seconds_last = seconds

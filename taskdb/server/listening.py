@@ -82,8 +82,8 @@ def check_metrics(listen: str, access: AccessConfig) -> None:
         return
     if not access.insecure:
         raise NotSafe(
-            f"cannot serve metrics on {address}: others can reach it, and neither TLS nor a token guards them. Say --insecure, or serve them"
-            " on 127.0.0.1"
+            f"cannot serve metrics on {address}: others can reach it, and neither TLS nor a token guards them. Say --insecure, or"
+            " serve them on 127.0.0.1"
         )
     logger.warning("metrics on %s: who can reach it can read them (--insecure)", address)
 

@@ -278,8 +278,8 @@ class Service(pb_grpc.TaskDBServicer):
         reply.store_bytes_max = self._info.bytes_max
         reply.used_bytes = self._store.used_bytes()
         reply.uptime_seconds = time.monotonic() - self._began
-        reply.commits = self._writer.commits
-        reply.commit_seconds_last = self._writer.commit_seconds_last
+        reply.commits = self._writer.counters.commits
+        reply.commit_seconds_last = self._writer.counters.commit_seconds_last
         return reply
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksReply:

@@ -89,8 +89,6 @@ class Writer:
         #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
         self._leases_lost = True
         self.counters = Counters()
-        self.commits = 0
-        self.commit_seconds_last = 0.0
 
     @property
     def peer(self) -> Peer | None:
@@ -431,9 +429,7 @@ class Writer:
         txn.commit()
         self._txn = None
         self._uncommitted = 0
-        self.commits += 1
-        self.commit_seconds_last = time.perf_counter() - began
-        self.counters.committed(self.commit_seconds_last)
+        self.counters.committed(time.perf_counter() - began)
         seq, self._seq = self._seq, 0
         if self._peer is not None:
             if counts is not None:

@@ -21,7 +21,7 @@ def test_killed(tmp_path: Path, data: bool) -> None:
     with Cluster(tmp_path, embedded=True, data=data, workers=1, env={"TMPDIR": str(folder)}) as cluster:
         with Client(cluster.address) as client:
             assert client.submit(f.inc, 1).result(timeout=PATIENCE_SECONDS) == 2
-        assert [path.name for path in folder.glob("taskdb-*/socket")] == ["socket"] * 2, "the daemon's, and the ingest process's"
+        until(lambda: len(list(folder.glob("taskdb-*/socket"))) == 2, "the daemon's socket, and the ingest process's")
         children = descendants(cluster.scheduler.pid)
         cluster.kill(cluster.scheduler)
         assert psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1] == []

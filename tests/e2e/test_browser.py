@@ -95,14 +95,14 @@ def test_the_page_follows_ten_million_tasks(cluster: Cluster, browser: webdriver
         link.click()
         until(lambda: model(browser, "taskdb-words", "text"), "the page is there")
         large = client.compute(cube(n))
-        small = client.map(f.slow_inc, range(400), seconds=0.02, pure=False)
-        bad = client.map(f.fail, range(30), pure=False)
+        small = client.map(f.slow_inc, range(400), seconds=0.02, pure=False, priority=1)
+        bad = client.map(f.fail, range(30), pure=False, priority=1)
         until(lambda: any(row["tasks"] > n**3 and row["done"] > 100 for row in rows(browser)), "the large graph is shown")
         until(lambda: any(row["erred"] == 30 for row in rows(browser)), "what failed is shown")
         seen = len(model(browser, "taskdb-rows", "data")["time"])
         until(lambda: len(model(browser, "taskdb-rows", "data")["time"]) >= seen + 3, "the charts go on")
         text = until(lambda: (text := drawn(browser)) and "block_sum" in text and text, "the table is drawn")
-        for words in ("live", cluster.url, "Frontier", "Queue depth", "Commit latency", "Tasks a second", "fail", "slow_inc"):
+        for words in ("live", cluster.url, "fail", "slow_inc"):
             assert words in text, words
         until(lambda: len(model(browser, "taskdb-rows", "data")["time"]) >= PICTURE_SECONDS, "the charts have some length")
         picture = Path(os.environ.get("TASKDB_SCREENSHOT") or tmp_path / "dashboard.png")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bokeh.layouts import column, gridplot
 from bokeh.models import (
     ColumnDataSource,
+    CustomJS,
     DataTable,
     Div,
     HoverTool,
@@ -190,7 +191,7 @@ class View(DashboardComponent):
         def number(name: str) -> Any:
             return TableColumn(field=name, title=name, formatter=count, width=70)
 
-        return DataTable(
+        table = DataTable(
             source=self.graphs,
             columns=[
                 TableColumn(field="graph", title="graph", formatter=text, width=160),
@@ -206,6 +207,9 @@ class View(DashboardComponent):
             height=300,
             sizing_mode="stretch_width",
         )
+        # Bokeh draws a table again only if the number of its rows has changed.
+        self.graphs.js_on_change("data", CustomJS(args={"view": table.view}, code="view.change.emit()"))
+        return table
 
 
 def graph_row(graph: pb.GraphStatus, submission: Submission | None) -> dict[str, Any]:

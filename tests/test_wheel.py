@@ -50,7 +50,6 @@ def _run(words: list[str], folder: Path) -> str:
 def test_commands(python: Path, tmp_path: Path) -> None:
     commands = python.parent
     assert re.match(r"taskdb \d", _run([str(commands / "taskdb"), "--version"], tmp_path))
-    assert "--taskdb-window" in _run([str(commands / "dask"), "scheduler", "--preload", "scheduler_adapter", "--help"], tmp_path)
     assert "crash" in _run([str(commands / "taskdb"), "selftest", "--help"], tmp_path)
 
 
@@ -66,4 +65,4 @@ def test_the_demo(python: Path, tmp_path: Path) -> None:
     where = "import scheduler_adapter; print(scheduler_adapter.__file__)"
     assert str(python.parents[1]) in _run([str(python), "-c", where], tmp_path)
     said = _run([str(python), "-m", "demo", "--chunks", "500"], tmp_path)
-    assert re.search(r"result.*500", said.replace(",", "")), said
+    assert re.search(r"sum = [\d,]+  right", said), said

@@ -99,6 +99,7 @@ def test_the_page_follows_ten_million_tasks(cluster: Cluster, browser: webdriver
         bad = client.map(f.fail, range(30), pure=False, priority=1)
         until(lambda: any(row["tasks"] > n**3 and row["done"] > 100 for row in rows(browser)), "the large graph is shown")
         until(lambda: any(row["erred"] == 30 for row in rows(browser)), "what failed is shown")
+        until(lambda: all(f"{row['done']:,}" in drawn(browser) for row in rows(browser)), "the table is drawn as it is by now")
         seen = len(model(browser, "taskdb-rows", "data")["time"])
         until(lambda: len(model(browser, "taskdb-rows", "data")["time"]) >= seen + 3, "the charts go on")
         text = until(lambda: (text := drawn(browser)) and "block_sum" in text and text, "the table is drawn")

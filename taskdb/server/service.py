@@ -217,6 +217,7 @@ class Service(pb_grpc.TaskDBServicer):
                 match message.WhichOneof("kind"):
                     case "batch":
                         batch = message.batch
+                        self._writer.counters.batches += 1
                         self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)

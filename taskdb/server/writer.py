@@ -206,7 +206,6 @@ class Writer:
             self._restoring, more = False, True
         self._note_depths(txn, result)
         self._told_queued = result.queued
-        self.counters.batches += 1
         peer.push(result, seq, refused)
         if more:
             self._wake()

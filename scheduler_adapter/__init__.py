@@ -1,4 +1,7 @@
-"""The scheduler preload: `dask scheduler --preload scheduler_adapter --taskdb-url HOST:PORT`."""
+"""The scheduler preload: `dask scheduler --preload scheduler_adapter --taskdb-url HOST:PORT`.
+
+In one program: `from scheduler_adapter import LocalCluster`.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,15 @@ async def dask_teardown(scheduler: Any) -> None:
 def _own_process() -> bool:
     """Whether this process is a scheduler's own."""
     return Path(sys.argv[0]).name in ("dask", "dask-scheduler", "__main__.py")
+
+
+def __getattr__(name: str) -> Any:
+    # Not at once: whoever preloads this needs nothing of it.
+    if name == "LocalCluster":
+        from scheduler_adapter.local_cluster import LocalCluster
+
+        return LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _fail(scheduler: Any, error: Exception) -> None:

@@ -7,15 +7,17 @@ import uuid
 
 from distributed.scheduler import Scheduler
 
-from scheduler_adapter import dask_extensions
+from scheduler_adapter import dask_extensions, dask_pages
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.access import daemon_at
 from scheduler_adapter.clients import Clients
 from scheduler_adapter.config import AdapterConfig
 from scheduler_adapter.embedded import EmbeddedDaemon
+from scheduler_adapter.history import History
 from scheduler_adapter.ingest.client import IngestProcess
 from scheduler_adapter.kept import Kept
 from scheduler_adapter.lookups import Lookups
+from scheduler_adapter.metrics import COLLECTOR
 from scheduler_adapter.operator import Operator
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.recovery import Recovery, Restored
@@ -40,6 +42,8 @@ class Adapter:
         self.returning: Returning | None = None
         self.submitter: Submitter | None = None
         self.kept: Kept | None = None
+        #: There if the scheduler has a dashboard.
+        self.history: History | None = None
         self.ingest = IngestProcess()
         self.pager = Pager(scheduler, config)
         self.pager.on_fault = lambda detail: self._state("failed", f"the adapter failed: {detail}")
@@ -99,6 +103,18 @@ class Adapter:
         # IMPORTANT: not before. The database tells and changes nothing until it hears from us, so that all of it is heard.
         self.pager.schedule(urgent=True)
         scheduler.taskdb = self
+        COLLECTOR.show(self)
+        self.undo.step(lambda: COLLECTOR.hide(self))
+        if dask_pages.has_dashboard(scheduler):
+            self._show()
+
+    def _show(self) -> None:
+        """The page of the dashboard."""
+        from scheduler_adapter.dashboard import page  # imports Bokeh
+
+        self.history = History(self)
+        self.history.start()
+        dask_pages.add_pages(self.scheduler, self.undo, {"/taskdb": page})
 
     def _state(self, state: str, detail: str) -> None:
         if state == "lost":
@@ -116,6 +132,8 @@ class Adapter:
         if self.kept is not None:
             self.kept.close()
         self.pager.close()
+        if self.history is not None:
+            self.history.close()
         if self.recovery is not None:
             self.recovery.close()
         if self.returning is not None:

@@ -113,7 +113,7 @@ class Arrivals:
         self.pager.window.runs_without_ids.pop(arriving.number, None)
         submission = arriving.submission
         known = set(added.known)
-        submission.remaining += len(added.ids) - len(known)
+        self.pager.residency.arrived(submission, len(added.ids) - len(known))
         submission.runs_under_way -= 1
         self._identify(arriving, added)
         self._want_known(arriving, added)

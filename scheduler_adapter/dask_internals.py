@@ -48,6 +48,10 @@ class Undo:
         setattr(obj, name, value)
         self._steps.append(lambda: obj.__dict__.pop(name, None) and None)
 
+    def step(self, back: Callable[[], None]) -> None:
+        """Something else to be called at teardown."""
+        self._steps.append(back)
+
     def run(self) -> None:
         while self._steps:
             self._steps.pop()()

@@ -45,7 +45,9 @@ class EmbeddedDaemon:
             await asyncio.sleep(LOCKED_PAUSE_SECONDS)
 
     async def _try(self, timeout_seconds: float) -> bool:
-        command = [sys.executable, "-m", "taskdb", "serve", "--data", str(self._data), "--listen", self.address, "--exit-with-parent"]
+        command = [sys.executable, "-m", "taskdb", "serve", "--data", str(self._data), "--listen", self.address]
+        # If we are killed, it removes what we would have.
+        command += ["--exit-with-parent", "--temporary", str(self._folder)]
         if self._temporary:
             # What is thrown away at the end need not survive a power cut.
             command += ["--durability", "os"]

@@ -175,7 +175,9 @@ class Recovery(SchedulerPlugin):
                 continue
             if not graph.tasks:
                 continue  # given up before anything of it was there: nothing of it will be forgotten
-            submission = Submission(graph.submission, graph.client, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
+            submission = Submission(
+                graph.submission, graph.client, remaining=graph.tasks, total=graph.tasks, sealed=True, groups=set(graph.groups)
+            )
             residency.begins(submission)
             finished = 1 - graph.unfinished / graph.tasks if graph.tasks else 0.0
             for name, count in graph.groups.items():

@@ -45,6 +45,8 @@ class Residency:
         self.reused = Reused()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
+        #: New tasks of all graphs so far.
+        self.taken_in = 0
         #: Wants whose end the database has not confirmed: what it says of them is old.
         self.ending: dict[tuple[str, bytes], Any] = {}
         #: The same for clients that came back and said all they want: the command that ends the rest, and what they want.
@@ -439,8 +441,15 @@ class Residency:
         earlier = self.submissions.get(submission.name)
         if earlier is not None:
             submission.remaining += earlier.remaining
+            submission.total += earlier.total
             submission.groups |= earlier.groups
         self.submissions[submission.name] = submission
+
+    def arrived(self, submission: Submission, count: int) -> None:
+        """So many new tasks of a submission are in the database."""
+        submission.remaining += count
+        submission.total += count
+        self.taken_in += count
 
     def forgotten(self, count: GroupCount) -> None:
         """The database has forgotten tasks of a submission."""

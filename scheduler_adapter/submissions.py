@@ -409,7 +409,7 @@ class Submitter:
                         residency.ledger.retract(name, count)
                     announced.subtract(old)
                     announced.subtract(new)
-                    submission.remaining += new.total()
+                    residency.arrived(submission, new.total())
                     residency.shared(message["known"])
                     if details.holds:
                         self.pager.send(*self._claims(message["keys"]), urgent=True)

@@ -18,8 +18,9 @@ class Submission:
     computation: Any = None
     #: Resident whole: stock counts its groups itself, but for the tasks that left for the database.
     followed: bool = False
-    #: New tasks that the database has not forgotten yet.
+    #: New tasks that the database has not forgotten yet, and all there were.
     remaining: int = 0
+    total: int = 0
     #: All of it has been sent.
     sealed: bool = False
     #: Its client has sent it before, to another scheduler.

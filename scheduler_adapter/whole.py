@@ -41,7 +41,9 @@ class Wholes:
 
     def take(self, graph: pb.StoredGraph) -> None:
         """Ask for what is left of a stored graph. IMPORTANT: before the first credit, or parts of it would be leased one by one."""
-        submission = Submission(graph.submission, graph.client, followed=True, remaining=graph.tasks, sealed=True, groups=set(graph.groups))
+        submission = Submission(
+            graph.submission, graph.client, followed=True, remaining=graph.tasks, total=graph.tasks, sealed=True, groups=set(graph.groups)
+        )
         self.pager.residency.begins(submission)
         self.pager.coming_whole.add(graph.submission)
         self._ask(graph.submission, AGAIN_SECONDS)

@@ -129,6 +129,9 @@ class Session:
         self._task: asyncio.Task[None] | None = None
         self._backoff = BACKOFF_SECONDS_MIN
         self._ended = False
+        #: One batch that is followed, and when it was sent: (0, 0.0) for none; and how long the last took until it was on disk.
+        self._followed = (0, 0.0)
+        self._durable_seconds = 0.0
 
     # ---------------------------------------------------------------------------------------------------- properties
 
@@ -141,6 +144,12 @@ class Session:
     def unacked(self) -> int:
         """Batches that are not durable."""
         return len(self._unacked)
+
+    @property
+    def durable_seconds(self) -> float:
+        """How long it took, last, until a batch was on disk; or has taken so far, if that is longer."""
+        seq, sent = self._followed
+        return max(self._durable_seconds, time.monotonic() - sent) if seq else self._durable_seconds
 
     @property
     def connected(self) -> bool:
@@ -219,6 +228,8 @@ class Session:
         if self._ended:
             return
         self._unacked.append((message.batch.seq, message))
+        if not self._followed[0]:
+            self._followed = message.batch.seq, time.monotonic()
         if self._link is not None:
             self._outgoing.append(message)
             self._link.wake.set()
@@ -279,6 +290,9 @@ class Session:
 
     def _durable(self, seq: int) -> None:
         self.durable_seq = max(self.durable_seq, seq)
+        followed, sent = self._followed
+        if 0 < followed <= seq:
+            self._followed, self._durable_seconds = (0, 0.0), time.monotonic() - sent
         unacked = self._unacked
         while unacked and unacked[0][0] <= seq:
             unacked.popleft()

@@ -62,3 +62,7 @@ class ServerConfig:
     ready_file: Path | None = None
     #: End when stdin closes or the parent process changes (for a daemon that is the child of a scheduler).
     exit_with_parent: bool = False
+    #: HOST:PORT of the metrics. None: not served.
+    metrics: str | None = None
+    #: Removed, with all that is in it, if the parent has ended: nobody else would. None: nothing is.
+    temporary: Path | None = None

@@ -74,6 +74,16 @@ class Listen(click.ParamType[str]):
         return f"unix:{path}"
 
 
+class Metrics(Listen):
+    """HOST:PORT, or PORT on loopback."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).removeprefix(":")
+        if text.startswith(("unix:", "tls:")):
+            self.fail("metrics are served over plain HTTP: say HOST:PORT", param, ctx)
+        return super().convert(text if ":" in text else f"127.0.0.1:{text}", param, ctx)
+
+
 @click.command(
     help=f"Serve the store in a folder (made if it is not there). Ends cleanly on SIGTERM and SIGINT.\n\n{exits.HELP}",
     context_settings={"auto_envvar_prefix": "TASKDB"},
@@ -122,6 +132,8 @@ class Listen(click.ParamType[str]):
 @click.option(
     "--exit-with-parent", is_flag=True, help="End when stdin (a pipe that the parent holds) is closed, or the parent process ends."
 )
+@click.option("--metrics", type=Metrics(), help="Serve metrics for Prometheus here: HOST:PORT, or PORT on this machine alone.")
+@click.option("--temporary", type=click.Path(file_okay=False, exists=True, path_type=Path), hidden=True)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -144,6 +156,8 @@ def serve(
     history_bytes_max: int,
     ready_file: Path | None,
     exit_with_parent: bool,
+    metrics: str | None,
+    temporary: Path | None,
     log_level: str,
 ) -> None:
     if not _STORE_BYTES_MIN <= store_bytes_max <= limits.STORE_MAP_BYTES:
@@ -163,14 +177,17 @@ def serve(
         history_bytes_max=history_bytes_max,
         ready_file=ready_file,
         exit_with_parent=exit_with_parent,
+        metrics=metrics,
+        temporary=temporary,
     )
     logging.basicConfig(level=log_level.upper(), format="taskdb: %(levelname)s %(message)s")
     from taskdb.server.daemon import run  # grpc.aio and lmdb: not for every command
     from taskdb.server.listening import AddressInUse, NotSafe
+    from taskdb.server.metrics import CannotServe
 
     try:
         run(config)
-    except AddressInUse as error:
+    except (AddressInUse, CannotServe) as error:
         raise click.ClickException(str(error)) from None
     except (NotSafe, AccessDenied, InvalidRequest) as error:
         raise click.UsageError(str(error)) from None

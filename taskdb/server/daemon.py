@@ -7,9 +7,11 @@ import contextlib
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,6 +23,7 @@ from taskdb.errors import TaskDBError
 from taskdb.limits import CONNECTIONS_MAX
 from taskdb.server import listening, reads
 from taskdb.server.guard import Guard
+from taskdb.server.metrics import Collector, serving
 from taskdb.server.service import Service
 from taskdb.server.writer import Writer
 from taskdb.store.base import Store
@@ -45,18 +48,24 @@ _HEALTH_NAMES = ("", "taskdb.v1.TaskDB")
 def run(config: ServerConfig) -> None:
     """Open the store and serve it until SIGTERM, SIGINT or the end of the parent.
 
-    Raises NotSafe, AddressInUse, AccessDenied, StoreLocked, FormatMismatch, StoreCorrupt, StoreFull, StoreError, or the error that
-    stopped it.
+    Raises NotSafe, AddressInUse, CannotServe, AccessDenied, StoreLocked, FormatMismatch, StoreCorrupt, StoreFull, StoreError, or the
+    error that stopped it.
     """
     listening.check(config.listen, config.access)
+    if config.metrics is not None:
+        listening.check_metrics(config.metrics, config.access)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _allow_files()
     store = LmdbStore(config.store.path, sync=config.store.durability == "fsync", bytes_max=config.store.bytes_max)
+    daemon = None
     try:
         info = reads.store_info(store, config.store.bytes_max)
-        asyncio.run(Daemon(config, store, info).run())
+        daemon = Daemon(config, store, info)
+        asyncio.run(daemon.run())
     finally:
         store.close()
+        if daemon is not None and daemon.orphaned and config.temporary is not None:
+            shutil.rmtree(config.temporary, ignore_errors=True)
 
 
 class Daemon:
@@ -65,6 +74,8 @@ class Daemon:
         self._store = store
         self._info = info
         self._fatal: BaseException | None = None
+        #: The parent has ended.
+        self.orphaned = False
 
     async def run(self) -> None:
         self._stop = asyncio.Event()
@@ -76,7 +87,7 @@ class Daemon:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         for name in _HEALTH_NAMES:
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        with listening.listening(server, self._config.listen, self._config.access) as address:
+        with listening.listening(server, self._config.listen, self._config.access) as address, self._metrics(writer):
             await server.start()
             writer.start()
             self._watch_signals()
@@ -87,6 +98,15 @@ class Daemon:
             await self._drain(server, writer, service, health)
         if self._fatal is not None:
             raise self._fatal
+
+    @contextlib.contextmanager
+    def _metrics(self, writer: Writer) -> Iterator[None]:
+        if self._config.metrics is None:
+            yield
+            return
+        with serving(Collector(self._store, writer, self._info), self._config.metrics) as address:
+            print(f"taskdb: metrics on http://{address}/metrics", file=sys.stderr, flush=True)
+            yield
 
     async def _drain(self, server: grpc.aio.Server, writer: Writer, service: Service, health: HealthServicer) -> None:
         """IMPORTANT: the commit comes before the Session ends, so that the scheduler hears Durable of all it was answered (if it listens);
@@ -118,11 +138,15 @@ class Daemon:
                 while os.read(0, 4096):
                     pass
             with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending anyway
-                loop.call_soon_threadsafe(self._stop.set)
+                loop.call_soon_threadsafe(ended)
+
+        def ended() -> None:
+            self.orphaned = True
+            self._stop.set()
 
         def look() -> None:
             if os.getppid() != parent:
-                self._stop.set()
+                ended()
             else:
                 loop.call_later(PARENT_POLL_SECONDS, look)
 

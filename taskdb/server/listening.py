@@ -75,6 +75,19 @@ def _check_safe(address: Address, access: AccessConfig) -> None:
     logger.warning("listening on %s though %s: who can reach it can run code on the workers (--insecure)", address, lacks)
 
 
+def check_metrics(listen: str, access: AccessConfig) -> None:
+    """Raises NotSafe, InvalidRequest. Neither TLS nor the token guards metrics, so only the machine's own users get them by default."""
+    address = parse_address(listen)
+    if _is_loopback(address):
+        return
+    if not access.insecure:
+        raise NotSafe(
+            f"cannot serve metrics on {address}: others can reach it, and neither TLS nor a token guards them. Say --insecure, or"
+            " serve them on 127.0.0.1"
+        )
+    logger.warning("metrics on %s: who can reach it can read them (--insecure)", address)
+
+
 def _is_loopback(address: Address) -> bool:
     hosts = {info[4][0] for info in _resolve(address)}
     return all(ipaddress.ip_address(str(host).partition("%")[0]).is_loopback for host in hosts)

@@ -217,6 +217,7 @@ class Service(pb_grpc.TaskDBServicer):
                 match message.WhichOneof("kind"):
                     case "batch":
                         batch = message.batch
+                        self._writer.counters.batches += 1
                         self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
@@ -278,8 +279,8 @@ class Service(pb_grpc.TaskDBServicer):
         reply.store_bytes_max = self._info.bytes_max
         reply.used_bytes = self._store.used_bytes()
         reply.uptime_seconds = time.monotonic() - self._began
-        reply.commits = self._writer.commits
-        reply.commit_seconds_last = self._writer.commit_seconds_last
+        reply.commits = self._writer.counters.commits
+        reply.commit_seconds_last = self._writer.counters.commit_seconds_last
         return reply
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksReply:

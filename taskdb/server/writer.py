@@ -26,6 +26,7 @@ from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable, is_fatal
 from taskdb.server.answers import Answer, Answers, merge
+from taskdb.server.counters import Counters
 from taskdb.server.credit import LEASES_SLICE_MAX, CreditLine
 from taskdb.server.peer import Peer
 from taskdb.server.recorder import Recorder
@@ -87,8 +88,7 @@ class Writer:
         self._closed = False
         #: Leases that a transaction which was dropped, perhaps by a crash, told, and that the scheduler has not said it holds.
         self._leases_lost = True
-        self.commits = 0
-        self.commit_seconds_last = 0.0
+        self.counters = Counters()
 
     @property
     def peer(self) -> Peer | None:
@@ -362,6 +362,7 @@ class Writer:
         self._depths = result.queued, result.ready
         if self.recorder is not None:
             self.recorder.note(txn)
+        self.counters.answered(result)
 
     def _push(self, result: c.Result) -> None:
         """To the scheduler, if there is anything to tell; that there is work on disk, or no more, is."""
@@ -427,8 +428,7 @@ class Writer:
         txn.commit()
         self._txn = None
         self._uncommitted = 0
-        self.commits += 1
-        self.commit_seconds_last = time.perf_counter() - began
+        self.counters.committed(time.perf_counter() - began)
         seq, self._seq = self._seq, 0
         if self._peer is not None:
             if counts is not None:
@@ -479,6 +479,7 @@ class Writer:
         if self.recorder is not None:
             self.recorder.dropped()
         if txn is not None:
+            self.counters.dropped += 1
             txn.abort()
 
     def _close_peer(self, error: TaskDBError) -> None:

@@ -21,6 +21,7 @@ FILES = [
     "tests/scheduler_adapter/test_dask_internals.py",
     "tests/scheduler_adapter/test_dask_client.py",
     "tests/scheduler_adapter/test_dask_dashboard.py",
+    "tests/scheduler_adapter/test_dashboard.py",
     "tests/e2e/test_futures.py",
     "tests/e2e/test_collections.py",
     "tests/e2e/test_lookups.py",

@@ -129,7 +129,7 @@ def cluster(folder: Path, **options: Any) -> Iterator[Cluster]:
 
 
 def run(
-    args: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 60.0
+    args: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 60.0, input: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`python ARGS` to its end."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -138,6 +138,7 @@ def run(
         capture_output=True,
         text=True,
         timeout=timeout,
+        input=input,
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         cwd=cwd,
         check=False,

@@ -52,6 +52,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
+#: How long, at most, a client that has cancelled waits until all that follows from it is carried out.
+CARRIED_OUT_SECONDS_MAX = 10.0
 #: How often it is looked whether something is on disk.
 ON_DISK_SECONDS = 0.005
 #: How long, at most, work that may have been done already waits for workers that may have done it.
@@ -242,14 +244,14 @@ class Pager(SchedulerPlugin):
         """Return once everything queued so far has been applied by the database."""
         self._flush_now()
         if self.session is not None and self.session.in_flight:
-            waiter = self._loop.create_future()
-            self._waiters.append((self.session.last_seq, waiter))
+            self._waiters.append((self.session.last_seq, waiter := self._loop.create_future()))
             await waiter
 
     async def carried_out(self) -> None:
-        """The same, with all that follows from it, in however many steps the database does that."""
+        """The same, with all that follows from it, in however many steps it is done; not for long: the database may do other things."""
+        deadline = self._loop.time() + CARRIED_OUT_SECONDS_MAX
         await self.answered()
-        while self.session is not None and self._busy:
+        while self.session is not None and self._busy and self._loop.time() < deadline:
             await asyncio.sleep(ON_DISK_SECONDS)
             self.send(Unwant("", []))  # says nothing: only the answer counts
             await self.answered()
@@ -289,11 +291,9 @@ class Pager(SchedulerPlugin):
     async def want(self, client: str, keys: Iterable[Any]) -> list[WantState]:
         """Want keys and hear what they are, as the database sees them after everything sent so far."""
         packed = pack_keys(keys)
-        waiters: list[asyncio.Future[WantState]] = []
-        for key in packed:
-            waiter = self._loop.create_future()
+        waiters: list[asyncio.Future[WantState]] = [self._loop.create_future() for _ in packed]
+        for key, waiter in zip(packed, waiters, strict=True):
             self._asked.setdefault((client, key), []).append(waiter)
-            waiters.append(waiter)
         self.send(Want(client, packed), urgent=True)
         return list(await asyncio.gather(*waiters))
 

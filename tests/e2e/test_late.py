@@ -25,6 +25,11 @@ def keys_of_worker(dask_worker: Any) -> list[str]:
     return [str(key) for key in dask_worker.data]
 
 
+def stored(cluster: Cluster, key: str) -> str | None:
+    """Its state in the database."""
+    return {task["key"]: task["state"] for task in cluster.taskdb("tasks")["tasks"]}.get(key)
+
+
 def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: int | None) -> None:
     """Its keys may mean other tasks by then; and they do mean others when it comes back to the scheduler after that."""
     waits = {"DASK_TASKDB__WORKERS_RETURN": "5s"}
@@ -37,7 +42,7 @@ def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: i
             names = {ws["name"]: address for address, ws in client.scheduler_info(n_workers=-1)["workers"].items()}
             old = client.submit(f.count_run, str(runs), 1, key="old", workers=[names["one"]], allow_other_workers=True)
             assert old.result(timeout=PATIENCE_SECONDS) == 1
-            until(lambda: client.run_on_scheduler(f.all_is_on_disk), "that is on disk")
+            until(lambda: stored(cluster, "old") == "memory", "that is on disk")
             os.kill(late.pid, signal.SIGSTOP)
             try:
                 cluster.restart_scheduler()
@@ -56,7 +61,7 @@ def test_what_a_worker_brings_too_late_is_not_believed(tmp_path: Path, window: i
             # From now on it is believed again.
             here = client.submit(f.count_run, str(runs), 2, key="here", workers=address)
             wait(here, timeout=PATIENCE_SECONDS)
-            until(lambda: client.run_on_scheduler(f.all_is_on_disk), "that is on disk")
+            until(lambda: stored(cluster, "here") == "memory", "that is on disk")
             del cluster.env["DASK_TASKDB__WORKERS_RETURN"]
             cluster.kill(cluster.scheduler)
             cluster.start_scheduler()

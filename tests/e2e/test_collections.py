@@ -101,7 +101,7 @@ def test_p2p_on_top_of_persisted_results(client: Client) -> None:
 
 def test_resources(client: Client) -> None:
     """Only one of the workers has a GPU."""
-    (gpu,) = [a for a, w in client.scheduler_info()["workers"].items() if w["resources"]]
+    (gpu,) = [a for a, w in client.scheduler_info()["workers"].items() if w["resources"].get("GPU")]
     heads = client.map(f.inc, range(10))
     futures = [client.submit(f.where, h, resources={"GPU": 1}, pure=False) for h in heads]
     assert set(client.gather(futures)) == {gpu}
@@ -155,7 +155,7 @@ def test_priority(client: Client, gate: Path, tmp_path: Path) -> None:
 
 def test_annotated_layers(client: Client) -> None:
     """Different annotations of several layers of one graph, none lost by fusion or paging."""
-    (gpu,) = [a for a, w in client.scheduler_info()["workers"].items() if w["resources"]]
+    (gpu,) = [a for a, w in client.scheduler_info()["workers"].items() if w["resources"].get("GPU")]
     other = next(a for a in client.scheduler_info()["workers"] if a != gpu)
     with dask.annotate(workers=[other]):
         a = [delayed(f.where)(i, dask_key_name=f"ann-a-{i}") for i in range(20)]

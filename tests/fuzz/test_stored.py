@@ -14,7 +14,7 @@ import pytest
 
 from taskdb.cli.progress import Progress
 from taskdb.cli.verifying import verify_store
-from taskdb.engine import queries, records
+from taskdb.engine import listing, queries, records
 from taskdb.engine.engine import Engine
 from taskdb.engine.recovery import clients, graphs, kept
 from taskdb.errors import InvariantBroken, StoreCorrupt, TaskDBError
@@ -182,7 +182,7 @@ def everything_is_asked(txn: ReadTxn) -> None:
     for ask in (
         lambda: list(records.unreadable(txn)),
         lambda: queries.status(txn),
-        lambda: [queries.explain(txn, task.key, 10) for task in queries.list_tasks(txn, "", "", "", b"", 100).tasks],
+        lambda: [queries.explain(txn, task.key, 10) for task in listing.list_tasks(txn).tasks],
         lambda: queries.get_tasks(txn, [bytes(data) for _, data in txn.scan(Table.NAMES)], True),
         lambda: list(graphs(txn)),
         lambda: list(clients(txn)),

@@ -13,7 +13,7 @@ from tests.support.engine_world import World
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of an abort is done with the command itself."""
-    monkeypatch.setattr(engine_module, "STEP_ITEMS", 0)
+    monkeypatch.setattr(engine_module, "STEP_ITEMS_BATCH", 0)
     monkeypatch.setattr(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 0)
 
 

@@ -272,7 +272,7 @@ class Clients:
 
     def _tell_cancelled(self, keys: list[Any]) -> None:
         reason, msg = self._cancel_words
-        for client in list(self.scheduler.client_comms):
+        for client in internals.clients_listening(self.scheduler):
             cancelling = self._cancelling.get(client)
             theirs = keys
             if cancelling is not None:
@@ -312,7 +312,7 @@ class Clients:
             self._stock["stimulus_retry"](keys=followed)
         for key in paged:
             # To all: who does not have it does not mind.
-            for client in self.scheduler.client_comms:
+            for client in internals.clients_listening(self.scheduler):
                 self.scheduler.client_send(client, {"op": "task-retried", "key": key})
         if paged:
             self.pager.send(Retry(pack_keys(paged)), urgent=True)

@@ -251,6 +251,14 @@ def clear_error(ts: TaskState) -> None:
     ts.exception_blame = None
 
 
+def clients_listening(scheduler: Scheduler) -> list[str]:
+    """Those to whom messages can go. One that has just registered takes its first batch to be the greeting, and nothing but that.
+
+    Relies on `BatchedSend.batch_count`.
+    """
+    return [client for client, comm in scheduler.client_comms.items() if comm.batch_count]
+
+
 def client_state(scheduler: Scheduler, client: str) -> ClientState | None:
     return scheduler.clients.get(client)
 

@@ -105,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self._patches = [
             mock.patch.object(engine_module, "STEP_ITEMS", self.step_items),
+            mock.patch.object(engine_module, "STEP_ITEMS_BATCH", self.step_items),
             mock.patch.object(engine_module, "STEP_ITEMS_PER_COMMAND_ITEM", 4 if self.compare else 0),
             mock.patch.object(engine_module, "STEP_ITEMS_BEFORE_ADD", self.step_items),
             mock.patch.object(engine_module, "IDS_SKIPPED_AT_START", IDS_SKIPPED),

@@ -158,6 +158,7 @@ class Sender:
     def __init__(self, interval: Any = None, loop: Any = None, serializers: Any = None) -> None:
         self.comm: End | None = None
         self.buffer: list[Any] = []
+        self.batch_count = 0
 
     def start(self, comm: End) -> None:
         self.comm = comm
@@ -168,6 +169,7 @@ class Sender:
         if self.comm is None:
             self.buffer.extend(messages)
         elif messages or self.comm.ended:
+            self.batch_count += 1
             self.comm.send(list(messages))
 
     def closed(self) -> bool:

@@ -177,6 +177,7 @@ def test_anything_may_happen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     if seed % 2:
         # What is put off stays put off.
         monkeypatch.setattr(engine, "STEP_ITEMS", 1)
+        monkeypatch.setattr(engine, "STEP_ITEMS_BATCH", 1)
         monkeypatch.setattr(engine, "STEP_ITEMS_PER_COMMAND_ITEM", 0)
     chance = Chance(seed)
     chance.submit_rule()

@@ -17,3 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         group = f"shared-{params['shared']}" if "shared" in params else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("e2e"):
+            # Whole clusters on a shared machine: what fails is tried once more, and the summary says so (R).
+            item.add_marker(pytest.mark.flaky(reruns=1))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from taskdb.access import Daemon
-from taskdb.cli.online import ONLINE_HELP, online_options
+from taskdb.cli.online import ONLINE_HELP, graph_fields, online_options
 from taskdb.cli.output import STATES, TASK_COLUMNS, TASK_NUMBERS, print_json, print_table, show_time, task_dict, task_row
 from taskdb.cli.past import past_graphs
 from taskdb.client import Client
@@ -76,19 +76,7 @@ def filters(client: Client, graph: str, state: str | None, **rest: Any) -> dict[
 
 
 def graph_dict(graph: pb.GraphStatus) -> dict[str, Any]:
-    return {
-        "submission": graph.submission,
-        "client": graph.client,
-        "label": graph.label,
-        "submitted": graph.submitted,
-        "sealed": graph.sealed,
-        "tasks": graph.tasks,
-        "states": {x: graph.states.get(x, 0) for x in STATES},
-        "wanted": graph.wanted,
-        "unmade": graph.unmade,
-        "total": graph.total,
-        "done": done(graph),
-    }
+    return {**graph_fields(graph), "done": done(graph)}
 
 
 def unfinished(graph: pb.GraphStatus) -> int:

@@ -95,6 +95,21 @@ def status(url: Daemon, output: str, timeout: float) -> None:
         print_table(columns, rows, numbers=columns[4:])
 
 
+def graph_fields(graph: pb.GraphStatus) -> dict[str, Any]:
+    return {
+        "submission": graph.submission,
+        "client": graph.client,
+        "label": graph.label,
+        "submitted": graph.submitted,
+        "sealed": graph.sealed,
+        "tasks": graph.tasks,
+        "states": {x: graph.states.get(x, 0) for x in STATES},
+        "wanted": graph.wanted,
+        "unmade": graph.unmade,
+        "total": graph.total,
+    }
+
+
 def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
     return {
         "version": reply.version,
@@ -110,21 +125,7 @@ def _status_dict(reply: pb.StatusReply) -> dict[str, Any]:
         "uptime_seconds": reply.uptime_seconds,
         "commits": reply.commits,
         "commit_seconds_last": reply.commit_seconds_last,
-        "graphs": [
-            {
-                "submission": graph.submission,
-                "client": graph.client,
-                "label": graph.label,
-                "submitted": graph.submitted,
-                "sealed": graph.sealed,
-                "tasks": graph.tasks,
-                "states": {x: graph.states.get(x, 0) for x in STATES},
-                "wanted": graph.wanted,
-                "unmade": graph.unmade,
-                "total": graph.total,
-            }
-            for graph in reply.graphs
-        ],
+        "graphs": [graph_fields(graph) for graph in reply.graphs],
     }
 
 

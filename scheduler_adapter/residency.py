@@ -285,6 +285,9 @@ class Residency:
         ts = resident.task
         if finish in ("released", "forgotten"):
             resident.left_at = self.window.runs
+        if finish not in _UNFINISHED:
+            # What it needed may have been kept for it alone.
+            self.needed_less([dts.key for dts in ts.dependencies])
         if finish in ("memory", "erred"):
             self.reused.ends((resident.key,))
         if finish == "forgotten":
@@ -296,7 +299,6 @@ class Residency:
                 if finish == "memory":
                     self._need_less(ts)
                     self.cooling.finished(resident)
-                self.needed_less([dts.key for dts in ts.dependencies])
                 internals.unlink(ts)
             elif finish in _UNFINISHED:
                 self.window.leased.add(resident)

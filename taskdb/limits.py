@@ -110,7 +110,7 @@ HISTORY_ROWS_SLICE = 20_000
 LIST_TASKS_MAX = 1_000
 #: Records, and keys, a listing may look at for one page, some 10 ms each: a filter that matches nothing must not hold a snapshot for long.
 LIST_SCAN_MAX = 10_000
-LIST_NAMES_MAX = 2_000
+LIST_NAMES_MAX = 1_000
 #: Shared blobs both ends of a link keep, so that each travels once. A blob is some KiB.
 SHARED_BLOBS_KEPT = 1_000
 

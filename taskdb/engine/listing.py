@@ -7,7 +7,7 @@ of a stretch of the store: whoever asks goes on with the cursor, and merges the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from itertools import islice
@@ -115,8 +115,8 @@ def list_tasks(
         for at in np.flatnonzero(passes.columns(chunk)):
             if len(tasks) == limit or passes.names_read >= LIST_NAMES_MAX:
                 return TaskPage(tasks, U64.pack(int(chunk.positions[at])))
-            task = reader.task(int(chunk.ids[at]))
-            if task is not None and passes.name(task.id):
+            task_id = int(chunk.ids[at])
+            if passes.name(task_id) and (task := reader.task(task_id)) is not None:
                 tasks.append(reader.info(task))
         seen += chunk.cost
         if seen >= LIST_SCAN_MAX:
@@ -135,15 +135,18 @@ class _Order:
             raise InvalidRequest("that token is of a list that is sorted otherwise")
         self.after = after
 
-    def tokens(self, ids: Ids, records: np.ndarray) -> npt.NDArray[np.void]:
+    def sorted(self, ids: Ids, records: np.ndarray) -> Iterator[tuple[bytes, int]]:
+        """Tokens and ids, in order."""
         if self._field == "rank":
             values = np.ascontiguousarray(records["rank"]).view(">u8").reshape(len(ids), 3).astype(np.uint64)
         else:
             values = (records[self._field].astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).reshape(len(ids), 1)
         if self._descending:
             values = ~values
-        table = np.concatenate([values, ids.reshape(-1, 1)], axis=1).astype(">u8")
-        return np.ascontiguousarray(table).view(f"V{self.bytes}").reshape(-1)
+        table = np.concatenate([values, ids.reshape(-1, 1)], axis=1)
+        table = table[np.lexsort(table.T[::-1])]
+        tokens = np.ascontiguousarray(table.astype(">u8")).view(f"V{self.bytes}").reshape(-1)
+        return zip(tokens.tolist(), table[:, -1].tolist())
 
 
 def _sorted(reader: Reader, passes: _Passes, filters: Filters, start: int, limit: int, order: _Order) -> TaskPage:
@@ -152,8 +155,7 @@ def _sorted(reader: Reader, passes: _Passes, filters: Filters, start: int, limit
     for chunk in _chunks(reader, filters, start):
         mask = passes.columns(chunk)
         ids = chunk.ids[mask]
-        found = sorted(zip(order.tokens(ids, chunk.records[mask]).tolist(), ids.tolist()))
-        best = _merge(best, found, limit, order.after, passes)
+        best = _merge(best, order.sorted(ids, chunk.records[mask]), limit, order.after, passes)
         seen += chunk.cost
         if seen >= LIST_SCAN_MAX or passes.names_read >= LIST_NAMES_MAX:
             rest = U64.pack(chunk.next)
@@ -167,7 +169,7 @@ def _sorted(reader: Reader, passes: _Passes, filters: Filters, start: int, limit
 
 
 def _merge(
-    best: list[tuple[bytes, int]], found: list[tuple[bytes, int]], limit: int, after: bytes, passes: _Passes
+    best: list[tuple[bytes, int]], found: Iterable[tuple[bytes, int]], limit: int, after: bytes, passes: _Passes
 ) -> list[tuple[bytes, int]]:
     """The first of both. Names are read of those only that would be among them."""
     last = best[-1][0] if len(best) == limit else b"\xff" * 64

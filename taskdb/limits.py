@@ -80,6 +80,10 @@ GROW_WAITING = 200_000
 #: Tasks of a rule made in one step: some 10 ms.
 GROW_TASKS = 64
 
+#: Tasks of runs that are stored as they came, in all: finding their keys takes some 150 bytes of memory each, and carrying them out at once
+#: (when they are cancelled, say) some 40 µs each. Above, the oldest run is carried out for each that comes.
+SPOOL_TASKS_MAX = 200_000
+
 #: Milliseconds a commit may be put off to gather more commands: what a power cut may lose, and the cost of fsync shared.
 COMMIT_INTERVAL_MS = 50
 #: Commands after which a commit is made at once.

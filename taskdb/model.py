@@ -64,6 +64,9 @@ class GraphFlag(IntFlag):
     WHOLE = 1
     #: Its client sends it a second time, because the first was not acknowledged: results of it may be there already.
     RESENT = 2
+    #: Its runs of tasks may be stored as they came, and be carried out when their tasks are about to be needed. Its `dependent_counts` are
+    #: exact.
+    SPOOLED = 4
 
 
 class Rank(NamedTuple):

@@ -14,6 +14,9 @@ from taskdb.errors import TaskDBError
 from taskdb.ingest import Ingest, MissingKeys
 from taskdb.model import GraphFlag, TaskFlag
 
+#: Fewest tasks of a graph whose runs are stored as they come: smaller ones are there at once.
+SPOOL_TASKS = 20_000
+
 
 class Stream:
     def __init__(self, job: dict[str, Any], graph: Graph, tell: Any, rule: Symbolic | None = None):
@@ -30,10 +33,11 @@ class Stream:
         """Raises what the database refused it with."""
         self._announce()
         job = self.job
+        flags = job["flags"] | (GraphFlag.SPOOLED if self.rule is None and len(self.graph.dsk) >= SPOOL_TASKS else 0)
         with Ingest(job["daemon"], job["epoch"], self._added) as stream:
             try:
                 there = stream.begin(
-                    BeginGraph(self.submission, job["client"], job["generation"], job["submitted"], job["label"], flags=job["flags"])
+                    BeginGraph(self.submission, job["client"], job["generation"], job["submitted"], job["label"], flags=flags)
                 )
                 self.tell(op="begun", there=there)
                 ahead = Ahead()

@@ -9,7 +9,8 @@ from taskdb.engine.refs import find_index, find_key
 from taskdb.engine.work import Work
 from taskdb.errors import SaidOtherwise
 from taskdb.store.codec import GraphRecord
-from taskdb.store.schema import U64, Meta, Table
+from taskdb.store.schema import U64, U64_PAIR, Meta, Table
+from taskdb.store.spooled import decode_spooled
 
 
 def answer_again(work: Work, graph: GraphRecord, command: AddTasks) -> None:
@@ -23,11 +24,14 @@ def answer_again(work: Work, graph: GraphRecord, command: AddTasks) -> None:
         if run is None:
             raise SaidOtherwise(f"{graph.added} tasks of {graph.submission} were added, and {command.first_index} to {end} came again")
         first, last, first_id = run
+        spooled = work.txn.get(Table.SPOOL, U64_PAIR.pack(graph.id, first))
+        coming = [] if spooled is None else decode_spooled(spooled).columns()[0]
         for at in range(index, min(last + 1, end)):
             position = at - command.first_index
             task_id = first_id + at - first if first_id else 0
             # What has been forgotten has no name any more.
-            if (work.txn.get(Table.NAMES, U64.pack(task_id)) or command.keys[position]) != command.keys[position]:
+            name = coming[at - first] if coming else work.txn.get(Table.NAMES, U64.pack(task_id)) or command.keys[position]
+            if name != command.keys[position]:
                 raise SaidOtherwise(f"task {at} of {graph.submission} came again under another key")
             task = work.task(task_id)
             if task is not None and task.graph != graph.id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskdb.engine.refs import next_run
+from taskdb.engine.spool import drop_runs
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import CANCEL_FORCE, PROCESSING, put_back, recheck
 from taskdb.engine.wants import client_of, end_wants, remove_name, remove_want
@@ -70,6 +71,9 @@ def abort_some(work: Work, graph_id: int, cursor: int, items_max: int) -> int:
     graph = work.graph(graph_id)
     if graph is None:
         return 0
+    if dropped := drop_runs(work, graph, items_max):
+        work.push(Todo.ABORT, graph_id, 0, cursor)
+        return dropped
     ids, rest = _own_and_met(work, graph_id, cursor, items_max)
     client = client_of(work, graph.client)
     for task_id in ids:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 from taskdb import commands as c
 from taskdb.commands import Lease, Result
-from taskdb.engine import growth, ingest, recovery, reports, wants
+from taskdb.engine import growth, ingest, recovery, reports, spool, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
 from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_graph
+from taskdb.engine.spooled_keys import SpooledKeys
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
 from taskdb.engine.work import Work
@@ -44,12 +45,13 @@ class Engine:
         #: The last call's records, of use to the next one if it is in the same transaction; None after an error.
         self._former: Work | None = None
         self._rules: dict[tuple[int, str], StoredRule] = {}
+        self._spooled = SpooledKeys()
         #: Gathers what becomes of tasks, for whoever keeps a history.
         self.moves: Moves | None = None
 
     def _work(self, txn: WriteTxn, epoch: int) -> Work:
         former, self._former = self._former, None
-        work = Work(txn, epoch, self._rules, former if former is not None and former.txn is txn else None)
+        work = Work(txn, epoch, self._rules, self._spooled, former if former is not None and former.txn is txn else None)
         work.moves = self.moves
         return work
 
@@ -152,11 +154,14 @@ class Engine:
             case c.Report():
                 reports.report(work, command)
             case c.AddTasks():
+                if spool.spool_tasks(work, command, self._free_bytes):
+                    return
                 if work.has_todo and ingest.names_known(work, command):
                     # IMPORTANT: a key that was let go of and comes again is a new task, with a spec of its own.
                     drain(work, STEP_ITEMS_BEFORE_ADD)
                 ingest.add_tasks(work, command, self._free_bytes)
             case c.AddRule():
+                spool.carry_all(work)
                 if work.has_todo:
                     drain(work, STEP_ITEMS_BEFORE_ADD)  # as for AddTasks
                 growth.add_rule(work, command, self._free_bytes)
@@ -167,10 +172,13 @@ class Engine:
             case c.AbortGraph():
                 ingest.abort(work, command.submission)
             case c.Want():
+                spool.reach(work, command.keys)
                 wants.want(work, command.client, command.keys)
             case c.Unwant():
+                spool.reach(work, command.keys)
                 wants.unwant(work, command.client, command.keys)
             case c.DropClient():
+                spool.end_wants_of(work, command.client)
                 client = wants.client_of(work, command.client)
                 if client is not None:
                     wants.drop_client(work, client)
@@ -179,10 +187,13 @@ class Engine:
             case c.Blame():
                 reports.blame(work, command)
             case c.Cancel():
+                spool.carry_all(work)
                 wants.cancel(work, command.client, command.keys, command.force)
             case c.Retry():
+                spool.reach(work, command.keys)
                 reports.retry(work, command)
             case c.Adopt():
+                spool.reach(work, command.keys)
                 recovery.adopt(work, command)
             case c.TakeWhole():
                 recovery.take_whole(work, command.submission)
@@ -230,20 +241,27 @@ class Engine:
         return txn.first(Table.TODO, TODO_KEY.pack(Todo.PRUNE, 0, 0)) is not None
 
     def may_grow(self, txn: ReadTxn) -> bool:
-        """Whether there is a rule of which more is to be made now."""
-        return txn.count(Table.GROWTH) > 0 and growth.hungry(txn)
+        """Whether there is a rule of which more is to be made now, or a run to be carried out."""
+        return (txn.count(Table.GROWTH) > 0 and growth.hungry(txn)) or (txn.count(Table.SPOOL) > 0 and bool(spool.hungry_graphs(txn)))
 
     def grow(self, txn: WriteTxn) -> tuple[Result, bool]:
-        """Make some tasks of a rule, if one of its submission's tasks may soon be asked for. True if there is more to make now.
+        """Make some tasks of a rule, or carry out a run, if one of its submission's tasks may soon be asked for. True if there is more to
+        make now.
 
         Raises NoRoom (nothing was made, and the transaction goes on), StoreFull, StoreError.
         """
-        if not txn.count(Table.GROWTH):
+        if not txn.count(Table.GROWTH) and not txn.count(Table.SPOOL):
             return Result(), False
         work = self._work(txn, current_epoch(txn))
-        more = growth.grow_some(work, self._free_bytes)
+        more = growth.grow_some(work, self._free_bytes) or spool.carry_some(work, self._free_bytes)
         work.report_forgotten()
         return self._done(work), more
+
+    def reach(self, txn: WriteTxn, keys: Sequence[bytes]) -> Result:
+        """Somebody is about to read the tasks under these keys: they are there, if ever."""
+        work = self._work(txn, current_epoch(txn))
+        spool.reach(work, keys)
+        return self._done(work)
 
     def resync(self, txn: WriteTxn, epoch: int, held_ids: Sequence[int]) -> Result:
         """After a broken link: the scheduler holds just these. Say again what it may have missed. Raises StaleEpoch.

@@ -18,6 +18,7 @@ from taskdb.engine.ingest import add_names, add_runs, check_room, complete, name
 from taskdb.engine.newcomers import expect_less, link, meet, place, tell_one
 from taskdb.engine.refs import find_key, look_up, rule_place, unmade
 from taskdb.engine.ruled import new_ruled
+from taskdb.engine.spool import reach_id
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
@@ -255,6 +256,9 @@ def end_growth(work: Work, graph_id: int) -> None:
 def made(work: Work, task_id: int) -> TaskRecord | None:
     """A task that the scheduler says it has. If it had been made when the daemon died, or an output's turn had come, so it comes now."""
     task = work.task(task_id)
+    if task is None and work.spooled.tasks:
+        reach_id(work, task_id)
+        task = work.task(task_id)
     if task is not None and not task.flags & UNGROWN:
         return task
     for key, _ in list(work.txn.scan(Table.GROWTH)):

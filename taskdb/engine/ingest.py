@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from taskdb.commands import Added, AddTasks, BeginGraph
 from taskdb.engine.again import answer_again, ids_told
 from taskdb.engine.newcomers import link, meet, place, protector, tell_one
-from taskdb.engine.refs import find_graph, find_index, find_key, look_up
+from taskdb.engine.refs import find_graph, find_index, find_key, look_up, spooled_runs
 from taskdb.engine.tables import new_task
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, recheck
@@ -43,7 +44,7 @@ _EXTERNAL = int(TaskFlag.EXTERNAL)
 _DATA = int(TaskFlag.DATA)
 _HELD = int(TaskFlag.HELD)
 _FLAGS = _WANTED | _EXTERNAL | _DATA | _HELD | int(TaskFlag.DATA_PRODUCER)
-_GRAPH_FLAGS = int(GraphFlag.WHOLE | GraphFlag.RESENT)
+_GRAPH_FLAGS = int(GraphFlag.WHOLE | GraphFlag.RESENT | GraphFlag.SPOOLED)
 #: What is kept of the flags; the others are about the arrival.
 _STORED_FLAGS = _DATA | int(TaskFlag.DATA_PRODUCER)
 
@@ -105,6 +106,9 @@ def seal(work: Work, submission: str) -> None:
         graph.dirty = True
         if not growth.ungrown:
             work.push(Todo.GROWN, graph.id)
+    elif next(spooled_runs(work.txn, graph.id), None) is not None:
+        graph.status = GraphStatus.GROWING
+        graph.dirty = True
     else:
         complete(work, graph)
 
@@ -214,13 +218,12 @@ def _check_deps(graph: GraphRecord, command: AddTasks, dep_counts: Sequence[int]
         at += dep_count
 
 
-def _resolve_old(work: Work, graph: GraphRecord, command: AddTasks) -> dict[int, int]:
+def resolve_old(work: Work, graph: GraphRecord, first_index: int, deps: Sequence[int]) -> dict[int, int]:
     """Ids of the dependencies that came in earlier runs. Raises InvalidRequest if one was forgotten in between."""
-    first_index = command.first_index
     ids: dict[int, int] = {}
     ends: list[int] = []
     runs: list[tuple[int, int]] = []
-    for index in sorted({dep for dep in command.deps if dep < first_index}):
+    for index in sorted({dep for dep in deps if dep < first_index}):
         at = bisect_left(ends, index)
         if at == len(ends):
             run = find_index(work.txn, graph.id, index)
@@ -254,6 +257,64 @@ def _missing(work: Work, command: AddTasks) -> list[bytes]:
     return found
 
 
+@dataclass(slots=True)
+class Run:
+    """A run that has been looked at: no column is left out."""
+
+    keys: Sequence[bytes]
+    specs: Sequence[bytes]
+    flags: Sequence[int]
+    dep_counts: Sequence[int]
+    #: Indices in the submission.
+    deps: Sequence[int]
+    expected: Sequence[int]
+    orders: Sequence[float]
+    users: Sequence[float]
+    groups: Sequence[int]
+    shared: Sequence[int]
+
+    @property
+    def columns(self) -> tuple[Sequence[Any], ...]:
+        """As `SpooledRun.columns`."""
+        return (
+            self.keys,
+            self.specs,
+            self.flags,
+            self.dep_counts,
+            self.deps,
+            self.expected,
+            self.orders,
+            self.users,
+            self.groups,
+            self.shared,
+        )
+
+
+def checked(graph: GraphRecord, command: AddTasks, free_bytes: Callable[[], int] | None) -> Run:
+    """Raises InvalidRequest, LimitExceeded, NoRoom."""
+    _check(graph, command)
+    first_index, count = command.first_index, len(command.keys)
+    dep_counts = _column("dep_counts", command.dep_counts, count, 0)
+    run = Run(
+        command.keys,
+        _column("specs", command.specs, count, b""),
+        _column("flags", command.flags, count, 0),
+        dep_counts,
+        command.deps,
+        _column("dependent_counts", command.dependent_counts, count, 0),
+        _column("orders", command.orders, count, 0.0) if command.orders else [float(first_index + i) for i in range(count)],
+        _column("user_priorities", command.user_priorities, count, 0.0),
+        _column("groups", command.groups, count, 0) if command.groups else [0 if graph.groups or command.new_groups else NO_GROUP] * count,
+        _column("shared", command.shared, count, 0),
+    )
+    _check_deps(graph, command, dep_counts)
+    if free_bytes is not None:
+        size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_shared))
+        size += count * TASK_BYTES_ESTIMATE + len(command.deps) * 16
+        check_room(free_bytes(), size, f"{count} tasks")
+    return run
+
+
 def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | None) -> None:
     """Raises InvalidRequest, LimitExceeded, StoreFull; then nothing of it was written."""
     graph = named_graph(work, command.submission)
@@ -264,48 +325,53 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
     if command.first_index < graph.added:
         answer_again(work, graph, command)
         return
-    _check(graph, command)
+    run = checked(graph, command, free_bytes)
     count = len(command.keys)
-    flags = _column("flags", command.flags, count, 0)
-    specs = _column("specs", command.specs, count, b"")
-    dep_counts = _column("dep_counts", command.dep_counts, count, 0)
-    expected = _column("dependent_counts", command.dependent_counts, count, 0)
-    users = _column("user_priorities", command.user_priorities, count, 0.0)
-    annotations = _column("shared", command.shared, count, 0)
-    orders = command.orders and _column("orders", command.orders, count, 0.0)
-    groups = command.groups and _column("groups", command.groups, count, 0)
     told_ids = command.told_ids and _column("told_ids", command.told_ids, count, 0)
-    _check_deps(graph, command, dep_counts)
-    ids_before = _resolve_old(work, graph, command)
-    if free_bytes is not None:
-        size = sum(map(len, command.keys)) * 2 + sum(map(len, command.specs)) + sum(map(len, command.new_shared))
-        size += len(command.keys) * TASK_BYTES_ESTIMATE + len(command.deps) * 16
-        check_room(free_bytes(), size, f"{len(command.keys)} tasks")
-
+    ids_before = resolve_old(work, graph, command.first_index, command.deps)
     missing = _missing(work, command)
     if missing:
         # Without its inputs nothing of it may run.
         work.result.added.append(Added(command.submission, command.first_index, [0] * count, missing, list(range(count))))
         abort_graph(work, graph)
         return
-    first_index = command.first_index
     add_names(work, graph, command.new_groups, command.new_shared)
-    default_group = 0 if graph.groups else NO_GROUP
     told = ids_told(work, command.keys, told_ids, ids_before) if told_ids else 0
-    next_id = first_new = told or work.next(Meta.NEXT_TASK, count)
+    first_new = told or work.next(Meta.NEXT_TASK, count)
+    ids, known_at = bring(work, graph, command.first_index, run, ids_before, first_new)
+    graph.added += count
+    graph.dirty = True
+    add_runs(work, graph, command.first_index, ids)
+    if not told and known_at:
+        # Give back the numbers that known keys did not use. Nobody has seen them.
+        work.txn.put(Table.META, bytes((Meta.NEXT_TASK,)), U64.pack(first_new + count - len(known_at)))
+    work.result.added.append(Added(command.submission, command.first_index, ids, [], known_at))
+
+
+def bring(
+    work: Work, graph: GraphRecord, first_index: int, run: Run, ids_before: dict[int, int], next_id: int, wanted: bool = True
+) -> tuple[list[int], list[int]]:
+    """The tasks of a run come, each new one under the next id. Returns their ids, and the positions of those whose keys are known.
+
+    `wanted`: whether the submission's client still wants what it says there.
+    """
     txn = work.txn
     put = txn.put
     pack = U64.pack
     generation = graph.generation
+    flags, specs, dep_counts, expected = run.flags, run.specs, run.dep_counts, run.expected
+    orders, users, groups, shared = run.orders, run.users, run.groups, run.shared
+    deps = run.deps
+    wanted_flag = _WANTED if wanted else 0
     ids: list[int] = []
     known_at: list[int] = []
     at = 0
-    for i, key in enumerate(command.keys):
+    for i, key in enumerate(run.keys):
         flag = flags[i]
         dep_count = dep_counts[i]
         own_deps: Sequence[int] = ()
         if dep_count:
-            own_deps = [ids[dep - first_index] if dep >= first_index else ids_before[dep] for dep in command.deps[at : at + dep_count]]
+            own_deps = [ids[dep - first_index] if dep >= first_index else ids_before[dep] for dep in deps[at : at + dep_count]]
             if dep_count > 1:
                 own_deps = list(dict.fromkeys(own_deps))
             at += dep_count
@@ -315,32 +381,25 @@ def add_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | Non
             ids.append(task.id)
             known_at.append(i)
             meet(work, graph, task, flag, own_deps, expected[i])
-            if flag & _WANTED:
+            if flag & wanted_flag:
                 add_want(work, intern_client(work, graph.client), task, graph.id)
             recheck(work, task)
-            if task.state == ERRED and flag & _WANTED:
+            if task.state == ERRED and flag & wanted_flag:
                 tell_one(work, task, graph.client)
             continue
         ids.append(next_id)
-        group = groups[i] if groups else default_group
-        rank = encode_rank(users[i], generation, orders[i] if orders else float(first_index + i))
-        task = new_task(work, graph, next_id, place_of, flag & _STORED_FLAGS, expected[i], group, annotations[i], rank)
+        rank = encode_rank(users[i], generation, orders[i])
+        task = new_task(work, graph, next_id, place_of, flag & _STORED_FLAGS, expected[i], groups[i], shared[i], rank)
         next_id += 1
         if specs[i]:
             put(Table.SPECS, pack(task.id), specs[i])
         if own_deps:
             link(work, graph, task, own_deps)
-        if flag & _WANTED:
+        if flag & wanted_flag:
             add_want(work, intern_client(work, graph.client), task, graph.id)
         place(work, graph, task, bool(flag & _HELD))
     work.flush_dependents()
-    graph.added += count
-    graph.dirty = True
-    add_runs(work, graph, first_index, ids)
-    if not told and next_id < first_new + count:
-        # Give back the numbers that known keys did not use. Nobody has seen them.
-        put(Table.META, bytes((Meta.NEXT_TASK,)), pack(next_id))
-    work.result.added.append(Added(command.submission, first_index, ids, [], known_at))
+    return ids, known_at
 
 
 def check_room(free_bytes: int, size: int, what: str) -> None:

@@ -6,9 +6,9 @@ Not bounded in work or memory: for tests and for `taskdb verify`, never for prod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from taskdb.engine.refs import client_name, rule_place
+from taskdb.engine.refs import client_name, find_index, find_key, rule_place, spooled_runs
 from taskdb.engine.todo import Todo
 from taskdb.model import ACTIVE, TaskFlag, TaskState
 from taskdb.store.base import ReadTxn
@@ -33,6 +33,7 @@ from taskdb.store.codec import (
     queue_of,
 )
 from taskdb.store.schema import GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
+from taskdb.store.spooled import decode_spooled
 
 _COMING = (TaskState.WAITING, TaskState.QUEUED)
 
@@ -286,7 +287,7 @@ def growths(snap: Snapshot) -> Iterator[str]:
     for graph in snap.graphs.values():
         growth = growing.pop(graph.id, None)
         if growth is None:
-            if graph.status == GraphStatus.GROWING:
+            if graph.status == GraphStatus.GROWING and next(spooled_runs(snap.txn, graph.id), None) is None:
                 yield f"graph {graph.id} grows, and nothing says how far"
             continue
         if graph.status == GraphStatus.SEALED:
@@ -344,6 +345,51 @@ def dropped(snap: Snapshot) -> Iterator[str]:
                 yield f"graph {graph_id}: {count} tasks of layer {layer} were dropped and {there} are there, but {end} were made"
 
 
+def spooled(snap: Snapshot) -> Iterator[str]:
+    """Spooled runs are the last ones of a graph that is not complete, each under ids of its own; nothing else has their keys, and their
+    dependencies expect them."""
+    met: dict[bytes, int] = {}
+    coming: Counter[int] = Counter()
+    ends: dict[int, int] = {}
+    for key, data in snap.txn.scan(Table.SPOOL):
+        graph_id, first_index = U64_PAIR.unpack(key)
+        run = decode_spooled(data)
+        graph = snap.graphs.get(graph_id)
+        if graph is None or graph.status == GraphStatus.SEALED:
+            yield f"runs of graph {graph_id} are spooled, which is {'complete' if graph else 'gone'}"
+            continue
+        if ends.setdefault(graph_id, first_index) != first_index:
+            yield f"graph {graph_id}: after index {ends[graph_id]} a run is missing"
+        ends[graph_id] = first_index + run.tasks
+        if find_index(snap.txn, graph_id, first_index) != (first_index, ends[graph_id] - 1, run.first_id):
+            yield f"graph {graph_id}: the run from index {first_index} on has other ids than it was answered with"
+        keys, _, _, dep_counts, deps, *_ = run.columns()
+        for number, name in enumerate(keys, run.first_id):
+            if number in snap.tasks:
+                yield f"task {number} is there, and spooled"
+            if graph.status != GraphStatus.ABORTED and (met.setdefault(name, number) != number or find_key(snap.txn, name)):
+                yield f"task {number} is spooled, and there is another one of its key"
+        coming.update(_spooled_links(snap, graph, dep_counts, deps))
+    for graph_id, end in ends.items():
+        if end != snap.graphs[graph_id].added:
+            yield f"graph {graph_id}: its last run is not spooled, but one before it"
+    for task_id, count in coming.items():
+        if task_id in snap.tasks and snap.tasks[task_id].expected < count:
+            yield f"{_named(snap.tasks[task_id])}: it expects {snap.tasks[task_id].expected} dependents, and {count} are spooled"
+
+
+def _spooled_links(snap: Snapshot, graph: GraphRecord, dep_counts: Sequence[int], deps: Sequence[int]) -> Iterator[int]:
+    """Ids of what a run depends on, once for each of its tasks that does."""
+    at = 0
+    for count in dep_counts if graph.status != GraphStatus.ABORTED else ():
+        for index in set(deps[at : at + count]):
+            run = find_index(snap.txn, graph.id, index)
+            task = snap.tasks.get(run[2] + index - run[0]) if run is not None and run[2] else None
+            if task is not None and task.graph == graph.id:
+                yield task.id
+        at += count
+
+
 RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     links,
     counters,
@@ -358,6 +404,7 @@ RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
     residents,
     growths,
     dropped,
+    spooled,
 )
 
 

@@ -26,6 +26,7 @@ from taskdb.store.codec import (
 )
 from taskdb.store.history import StoredBlock
 from taskdb.store.schema import DIGEST_BYTES, GRAPH_PART, RANK_BYTES, TODO_KEY, U64, U64_PAIR, Meta, Table, digest, meta_key
+from taskdb.store.spooled import decode_spooled
 
 #: Reads one record. Raises StoreCorrupt or ValueError.
 Check = Callable[[bytes, bytes], object]
@@ -127,6 +128,7 @@ _CHECKS: dict[Table, tuple[int, Check]] = {
     Table.GROWTH: (U64.size, lambda key, data: decode_growth(data)),
     Table.DROPPED: (U64.size, lambda key, data: decode_dropped(data)),
     Table.HISTORY: (U64.size, _block),
+    Table.SPOOL: (U64_PAIR.size, lambda key, data: decode_spooled(data).columns()),
 }
 assert _CHECKS.keys() == set(Table)
 

@@ -10,13 +10,24 @@ from taskdb.engine.background import drain
 from taskdb.engine.ingest import check_room
 from taskdb.engine.leasing import lease_of
 from taskdb.engine.refs import dropped_by_group, find_graph, find_index, unmade_by_group
+from taskdb.engine.spool import has_runs
 from taskdb.engine.transitions import ERRED, PROCESSING, QUEUED, finish, hold, needed, put_back
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, LimitExceeded, StoreCorrupt
 from taskdb.limits import GROUPS_RESTORED_MAX, KEY_BYTES_MAX, SPEC_BYTES_MAX
 from taskdb.model import GraphFlag, Level, TaskState
 from taskdb.store.base import ReadTxn
-from taskdb.store.codec import UNGROWN, GraphStatus, TaskRecord, decode_client, decode_graph, decode_group, decode_kept, encode_kept
+from taskdb.store.codec import (
+    UNGROWN,
+    UNWANTED,
+    GraphStatus,
+    TaskRecord,
+    decode_client,
+    decode_graph,
+    decode_group,
+    decode_kept,
+    encode_kept,
+)
 from taskdb.store.schema import GRAPH_PART, U64, Table, digest
 
 _NBYTES_MAX = 2**63 - 1
@@ -174,12 +185,19 @@ def graphs(txn: ReadTxn) -> Iterator[StoredGraph]:
         tasks = graph.alive + sum(coming.values()) + sum(dropped.values())
         unfinished = sum(graph.counts[:PROCESSING]) + sum(coming.values())
         aborted = find_graph(txn, graph.submission) != number
-        yield StoredGraph(graph.submission, graph.client, graph.flags, graph.generation, tasks, unfinished, groups, aborted)
+        flags = graph.flags & ~UNWANTED
+        yield StoredGraph(graph.submission, graph.client, flags, graph.generation, tasks, unfinished, groups, aborted)
 
 
 def clients(txn: ReadTxn) -> Iterator[str]:
-    """Names of those that want something."""
+    """Names of those that want something, each once."""
+    named = set()
     for _, data in txn.scan(Table.CLIENTS):
         client = decode_client(0, data)
         if not client.internal and not client.dropped:
-            yield client.name
+            named.add(client.name)
+    for key, data in txn.scan(Table.GRAPHS) if txn.count(Table.SPOOL) else ():
+        graph = decode_graph(0, data)
+        if not graph.flags & UNWANTED and graph.status == GraphStatus.GROWING and has_runs(txn, int.from_bytes(key)):
+            named.add(graph.client)
+    yield from sorted(named)

@@ -4,7 +4,8 @@ Reads only."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from taskdb.store.base import ReadTxn
@@ -20,6 +21,7 @@ from taskdb.store.codec import (
     decode_rule_head,
 )
 from taskdb.store.schema import RULE_PLACE, U64, U64_PAIR, Table, digest
+from taskdb.store.spooled import decode_spooled
 
 
 def _find(txn: ReadTxn, table: Table, name: bytes, matches: Callable[[int], bool]) -> int:
@@ -109,6 +111,14 @@ def find_index(txn: ReadTxn, graph_id: int, index: int) -> tuple[int, int, int] 
     return run if run is not None and run[0] <= index else None
 
 
+def spooled_runs(txn: ReadTxn, graph_id: int) -> Iterator[tuple[bytes, bytes]]:
+    """Those of a graph, in order. Safe against writes meanwhile."""
+    start = U64_PAIR.pack(graph_id, 0)
+    while (pair := txn.first(Table.SPOOL, start)) is not None and pair[0][:8] == start[:8]:
+        yield pair
+        start = pair[0][:8] + U64.pack(int.from_bytes(pair[0][8:]) + 1)
+
+
 def unmade(head: RuleHead, growth: Growth) -> list[int]:
     """Tasks of each layer that are yet to be made; outputs are there, or were."""
     return [
@@ -118,10 +128,13 @@ def unmade(head: RuleHead, growth: Growth) -> list[int]:
 
 
 def unmade_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
-    """Number of group -> tasks of a graph that are yet to be made."""
+    """Number of group -> tasks of a graph that are yet to be made, or carried out."""
     data = txn.get(Table.GROWTH, U64.pack(graph_id))
     if data is None:
-        return {}
+        coming: Counter[int] = Counter()
+        for _, run in spooled_runs(txn, graph_id):
+            coming.update(decode_spooled(run).groups)
+        return dict(coming)
     head = decode_rule_head(txn.get(Table.RULES, U64.pack(graph_id)) or b"")
     return dict(enumerate(unmade(head, decode_growth(data)), head.first_group))
 

@@ -206,8 +206,8 @@ def _pairs(high: npt.NDArray[np.generic], low: npt.NDArray[np.generic]) -> Itera
 
 
 def _unmade(txn: ReadTxn) -> Iterator[tuple[tuple[int, int], int]]:
-    """(graph, group) and how many of its tasks are yet to be made from a rule."""
-    for key, _ in txn.scan(Table.GROWTH):
+    """(graph, group) and how many of its tasks are yet to be made from a rule, or carried out."""
+    for key, _ in txn.scan(Table.GRAPHS):
         graph = int.from_bytes(key)
         yield from (((graph, group), count) for group, count in unmade_by_group(txn, graph).items() if count)
 

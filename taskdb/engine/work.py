@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from taskdb.commands import GroupCount, Result
 from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_key, rule_place
+from taskdb.engine.spooled_keys import SpooledKeys
 from taskdb.engine.todo import Todo
 from taskdb.errors import InvariantBroken
 from taskdb.limits import CACHE_TASKS_MAX, RULES_CACHE_MAX
@@ -53,7 +54,9 @@ _QUEUES = (None, Table.READY, Table.AHEAD)
 
 
 class Work:
-    def __init__(self, txn: WriteTxn, epoch: int, rules: dict[tuple[int, str], StoredRule], former: Work | None = None) -> None:
+    def __init__(
+        self, txn: WriteTxn, epoch: int, rules: dict[tuple[int, str], StoredRule], spooled: SpooledKeys, former: Work | None = None
+    ) -> None:
         """`rules`: those read so far, by graph and submission. `former`: the Work of the last call in the same transaction, flushed, whose
         records are taken over."""
         self.txn = txn
@@ -100,6 +103,9 @@ class Work:
         self.newly_queued: list[tuple[bytes, int]] | None = None
         #: Told of what becomes of tasks, if a history is kept.
         self.moves: Moves | None = None
+        #: Where the keys of runs are that have yet to be carried out.
+        self.spooled = spooled
+        self.spooled.attend(txn)
 
     # ------------------------------------------------------------------------------------------------------------ tasks
 

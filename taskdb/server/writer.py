@@ -417,6 +417,24 @@ class Writer:
         except Exception as error:
             self._abort(error)
 
+    def reach(self, keys: Sequence[bytes]) -> None:
+        """Commit, with what is spooled of these keys carried out: they are about to be read. Raises StoreFull, StoreError, Unavailable."""
+        self.flush()
+        with self._store.read() as snapshot:
+            if self._closed or not snapshot.count(Table.SPOOL):
+                return
+        try:
+            txn = self._begin()
+            result = self._engine.reach(txn, keys)
+            self._set_aside(result)
+            self._answers.keep(txn, result, 0)
+            self._note_depths(txn, result)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        self._push(result)
+        self._wake()
+
     def _commit(self) -> None:
         self._stop_timer()
         txn = self._txn

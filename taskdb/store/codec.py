@@ -231,6 +231,9 @@ class GraphStatus:
     COMPLETE = (SEALED, GROWING)
 
 
+#: A stored flag of a submission, beside those of model.GraphFlag: its client was dropped, and wants nothing of what is still spooled.
+UNWANTED = 128
+
 _GRAPH = Struct(">BBddQQQ6QII")
 
 

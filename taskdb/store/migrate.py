@@ -54,5 +54,9 @@ def _from_3(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]])
     """There is a history, and it begins now. Errors may have a traceback; those that have none are read as they were."""
 
 
-_STEPS = (_from_1, _from_2, _from_3)
+def _from_4(txn: WriteTxn, gone: Callable[[str], Iterator[tuple[bytes, bytes]]]) -> None:
+    """Runs of tasks may wait in a table of their own. None does yet."""
+
+
+_STEPS = (_from_1, _from_2, _from_3, _from_4)
 assert OLDEST + len(_STEPS) == FORMAT_VERSION

@@ -11,7 +11,7 @@ from enum import IntEnum
 from struct import Struct
 
 #: Of the tables as a whole. A newer one is refused; an older one would be migrated.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 class Table(IntEnum):
@@ -75,6 +75,8 @@ class Table(IntEnum):
     DROPPED = 28
     #: number u64 -> Block (history.py): what became of tasks, oldest first. Bounded; no rule depends on it.
     HISTORY = 29
+    #: graph u64, first index u64 -> SpooledRun: a run of tasks that has yet to be carried out.
+    SPOOL = 30
 
 
 class Meta(IntEnum):
@@ -95,6 +97,8 @@ class Meta(IntEnum):
     NEXT_ANSWER = 9
     #: Bytes of all values in HISTORY.
     HISTORY_BYTES = 10
+    #: How often SPOOL has changed: what is known of it in memory stands for one of these numbers.
+    SPOOL_CHANGES = 11
 
 
 U64 = Struct(">Q")

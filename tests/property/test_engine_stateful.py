@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from taskdb import commands as c
-from taskdb.engine import background, leasing
+from taskdb.engine import background, leasing, spool
 from taskdb.engine import engine as engine_module
 from taskdb.engine.engine import Engine
 from taskdb.engine.invariants import Snapshot, violations
@@ -821,6 +821,35 @@ class SmallStepsMachine(MemoryMachine):
         txn.commit()
 
 
+class SpooledMachine(SmallStepsMachine):
+    """Submissions whose runs are carried out when they are about to be needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        more = [mock.patch.object(spool, "GROW_QUEUED", 2), mock.patch.object(spool, "SPOOL_TASKS_MAX", 9)]
+        for patch in more:
+            patch.start()
+        self._patches += more
+
+    def begin(self, batch: Batch, graph: str, client: str, generation: int, marks: int, rows: list[Row]) -> None:
+        super().begin(batch, graph, client, generation, marks | GraphFlag.SPOOLED, rows)
+
+    @rule()
+    def grow(self) -> None:
+        txn = self.store.write()
+        self.engine.grow(txn)
+        txn.commit()
+
+    def settle(self) -> None:
+        more = True
+        while more:
+            super().settle()
+            txn = self.store.write()
+            _, more = self.engine.grow(txn)
+            txn.commit()
+        super().settle()
+
+
 def _settings(examples: int, steps: int) -> settings:
     """TASKDB_EXAMPLES multiplies the number of examples, for a search that is longer than a test run."""
     return settings(
@@ -842,3 +871,5 @@ TestLmdb = LmdbMachine.TestCase
 TestLmdb.settings = _settings(15, 30)
 TestSmallSteps = SmallStepsMachine.TestCase
 TestSmallSteps.settings = _settings(30, 40)
+TestSpooled = SpooledMachine.TestCase
+TestSpooled.settings = _settings(30, 40)

@@ -12,6 +12,7 @@ from taskdb.model import TaskFlag
 from taskdb.store.base import WriteTxn
 from taskdb.store.codec import PARKED, Growth, decode_task, encode_dropped, encode_growth, encode_task
 from taskdb.store.schema import TODO_KEY, U64, U64_PAIR, Meta, Table, meta_key
+from taskdb.store.spooled import SpooledRun, encode_spooled, pack_columns
 from tests.support.engine_world import World
 
 ONE, TWO = U64.pack(1), U64.pack(2)
@@ -69,6 +70,7 @@ def put(table: Table, key: bytes, value: bytes) -> Callable[[WriteTxn], None]:
         ("residents", change(flags=int(TaskFlag.DATA))),
         ("growths", put(Table.GROWTH, U64.pack(99), encode_growth(Growth(0, 1, [0])))),
         ("dropped", put(Table.DROPPED, ONE, encode_dropped([1]))),
+        ("spooled", put(Table.SPOOL, U64_PAIR.pack(1, 3), encode_spooled(SpooledRun(9, {}, pack_columns([[]] * 10))))),
     ],
 )
 def test_damage_is_found(rule: str, damage: Callable[[WriteTxn], None]) -> None:

@@ -56,6 +56,7 @@ def test_format_1_becomes_the_current_one(tmp_path: Path, caplog: pytest.LogCapt
             Table.GROWTH,
             Table.DROPPED,
             Table.HISTORY,
+            Table.SPOOL,
         }
         assert {table.name.lower(): dict(txn.scan(table)) for table in untouched} == {
             name: pairs for name, pairs in format1.records(format1.EPOCH).items() if name not in ("meta", "graphs", "leases")

@@ -6,7 +6,7 @@ Not bounded in work or memory: for tests and for `taskdb verify`, never for prod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from taskdb.engine.refs import client_name, find_index, find_key, rule_place, spooled_runs
 from taskdb.engine.todo import Todo
@@ -346,10 +346,8 @@ def dropped(snap: Snapshot) -> Iterator[str]:
 
 
 def spooled(snap: Snapshot) -> Iterator[str]:
-    """Spooled runs are the last ones of a graph that is not complete, each under ids of its own; nothing else has their keys, and their
-    dependencies expect them."""
+    """Spooled runs are the last ones of a graph that is not complete, each under ids of its own; nothing else has their keys."""
     met: dict[bytes, int] = {}
-    coming: Counter[int] = Counter()
     ends: dict[int, int] = {}
     for key, data in snap.txn.scan(Table.SPOOL):
         graph_id, first_index = U64_PAIR.unpack(key)
@@ -363,31 +361,14 @@ def spooled(snap: Snapshot) -> Iterator[str]:
         ends[graph_id] = first_index + run.tasks
         if find_index(snap.txn, graph_id, first_index) != (first_index, ends[graph_id] - 1, run.first_id):
             yield f"graph {graph_id}: the run from index {first_index} on has other ids than it was answered with"
-        keys, _, _, dep_counts, deps, *_ = run.columns()
-        for number, name in enumerate(keys, run.first_id):
+        for number, name in enumerate(run.columns()[0], run.first_id):
             if number in snap.tasks:
                 yield f"task {number} is there, and spooled"
             if graph.status != GraphStatus.ABORTED and (met.setdefault(name, number) != number or find_key(snap.txn, name)):
                 yield f"task {number} is spooled, and there is another one of its key"
-        coming.update(_spooled_links(snap, graph, dep_counts, deps))
     for graph_id, end in ends.items():
         if end != snap.graphs[graph_id].added:
             yield f"graph {graph_id}: its last run is not spooled, but one before it"
-    for task_id, count in coming.items():
-        if task_id in snap.tasks and snap.tasks[task_id].expected < count:
-            yield f"{_named(snap.tasks[task_id])}: it expects {snap.tasks[task_id].expected} dependents, and {count} are spooled"
-
-
-def _spooled_links(snap: Snapshot, graph: GraphRecord, dep_counts: Sequence[int], deps: Sequence[int]) -> Iterator[int]:
-    """Ids of what a run depends on, once for each of its tasks that does."""
-    at = 0
-    for count in dep_counts if graph.status != GraphStatus.ABORTED else ():
-        for index in set(deps[at : at + count]):
-            run = find_index(snap.txn, graph.id, index)
-            task = snap.tasks.get(run[2] + index - run[0]) if run is not None and run[2] else None
-            if task is not None and task.graph == graph.id:
-                yield task.id
-        at += count
 
 
 RULES: tuple[Callable[[Snapshot], Iterator[str]], ...] = (

@@ -15,7 +15,7 @@ from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
 from taskdb.engine.moves import Moves
 from taskdb.engine.refs import find_graph
-from taskdb.engine.spooled_keys import SpooledKeys
+from taskdb.engine.spooled_keys import Place, SpooledKeys
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
 from taskdb.engine.work import Work
@@ -257,10 +257,17 @@ class Engine:
         work.report_forgotten()
         return self._done(work), more
 
-    def reach(self, txn: WriteTxn, keys: Sequence[bytes]) -> Result:
-        """Somebody is about to read the tasks under these keys: they are there, if ever."""
+    def spooled(self, txn: ReadTxn, commands: Sequence[c.Command]) -> list[Place]:
+        """Runs that these commands name tasks of, with those before them: to be carried out first, in this order. So each takes some
+        milliseconds; `apply` does by itself what was left out, in one go."""
+        self._spooled.attend(txn)
+        return spool.needed_by(txn, self._spooled, commands) if self._spooled.tasks else []
+
+    def carry(self, txn: WriteTxn, place: Place) -> Result:
+        """Carry out a spooled run, if it is there: those before it have been."""
         work = self._work(txn, current_epoch(txn))
-        spool.reach(work, keys)
+        spool.carry_if_there(work, place)
+        work.report_forgotten()
         return self._done(work)
 
     def resync(self, txn: WriteTxn, epoch: int, held_ids: Sequence[int]) -> Result:

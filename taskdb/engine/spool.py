@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from taskdb.commands import Added, AddTasks, Cancelled
+from taskdb.commands import Added, AddRule, AddTasks, Adopt, Cancel, Cancelled, Command, Retry, Unwant, Want
 from taskdb.engine.ingest import Run, abort_graph, add_names, add_runs, bring, check_room, checked, complete, resolve_old
 from taskdb.engine.refs import find_graph, spooled_runs
-from taskdb.engine.spooled_keys import Place
+from taskdb.engine.spooled_keys import Place, SpooledKeys
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest
 from taskdb.limits import CHUNK_TASKS, GROW_QUEUED, GROW_WAITING, SPOOL_TASKS_MAX, TASK_BYTES_ESTIMATE
@@ -26,6 +26,8 @@ from taskdb.store.codec import UNWANTED, GraphRecord, GraphStatus, decode_graph
 from taskdb.store.schema import U64, U64_PAIR, Meta, Table, digest
 from taskdb.store.spooled import SpooledRun, decode_spooled, pack_columns
 
+#: Behind every run of a graph.
+_ALL = 2**64 - 1
 _PLAIN = int(TaskFlag.WANTED | TaskFlag.DATA_PRODUCER)
 _WANTED = int(TaskFlag.WANTED)
 _SPOOLED = int(GraphFlag.SPOOLED)
@@ -115,7 +117,7 @@ def carry_to(work: Work, place: Place) -> None:
 
 
 def carry_graph(work: Work, graph_id: int) -> None:
-    carry_to(work, (graph_id, 2**64 - 1))
+    carry_to(work, (graph_id, _ALL))
     work.trim()
 
 
@@ -134,6 +136,27 @@ def reach(work: Work, keys: Iterable[bytes]) -> None:
         if place is not None:
             carry_to(work, place)
             work.trim()
+
+
+def needed_by(txn: ReadTxn, spooled: SpooledKeys, commands: Iterable[Command]) -> list[Place]:
+    """What `reach` and `carry_all` would carry out for these commands."""
+    last: dict[int, int] = {}
+    for command in commands:
+        if isinstance(command, AddRule | Cancel):
+            last = {int.from_bytes(key[:8]): _ALL for key, _ in txn.scan(Table.SPOOL)}
+            break
+        if isinstance(command, AddTasks | Want | Unwant | Retry | Adopt):
+            for key in command.keys:
+                place = spooled.place_of(digest(key))
+                if place is not None:
+                    last[place[0]] = max(last.get(place[0], 0), place[1])
+    return [(graph_id, at) for graph_id in sorted(last) for at in _places(txn, graph_id) if at <= last[graph_id]]
+
+
+def carry_if_there(work: Work, place: Place) -> None:
+    there = work.txn.get(Table.SPOOL, U64_PAIR.pack(*place)) is not None
+    if there and work.known_graph(place[0]).status != GraphStatus.ABORTED:
+        carry_out(work, place)
 
 
 def reach_id(work: Work, task_id: int) -> None:

@@ -218,7 +218,9 @@ class Service(pb_grpc.TaskDBServicer):
                     case "batch":
                         batch = message.batch
                         self._writer.counters.batches += 1
-                        self._writer.batch(link, batch.seq, convert.commands_from_proto(batch.commands), batch.heard)
+                        commands = convert.commands_from_proto(batch.commands)
+                        await reach(self._writer, commands)
+                        self._writer.batch(link, batch.seq, commands, batch.heard)
                     case "resync":
                         self._writer.resync(link, list(message.resync.held), message.resync.leases_seen)
                     case "done":
@@ -260,7 +262,7 @@ class Service(pb_grpc.TaskDBServicer):
         stream = IngestStream(self._writer, self._ingests)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                await context.write(stream.handle(message))
+                await context.write(await stream.handle(message))
         except TaskDBError as error:
             stream.close()
             await _abort(context, error)
@@ -293,7 +295,8 @@ class Service(pb_grpc.TaskDBServicer):
         return await self._read(context, lambda txn: reads.explain(txn, request))
 
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
-        self._writer.reach(request.keys)  # so that a scheduler reads what it has written
+        await reach(self._writer, [c.Want("", list(request.keys))])
+        self._writer.flush()  # so that a scheduler reads what it has written
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
 
     async def Story(self, request: pb.StoryRequest, context: Any) -> pb.StoryReply:
@@ -360,6 +363,13 @@ class Service(pb_grpc.TaskDBServicer):
             self._reads -= 1
 
 
+async def reach(writer: Writer, commands: Sequence[c.Command]) -> None:
+    """What these name of spooled runs comes first; others are served meanwhile. Raises StoreFull, StoreError, Unavailable."""
+    for place in writer.spooled(commands):
+        writer.carry(place)
+        await asyncio.sleep(0)
+
+
 class IngestStream:
     """One submission on its way in. What becomes of it if the stream ends before its seal: see `unsealed.py`."""
 
@@ -371,7 +381,7 @@ class IngestStream:
         self._tasks = 0
         self._open = False
 
-    def handle(self, message: pb.IngestRequest) -> pb.IngestReply:
+    async def handle(self, message: pb.IngestRequest) -> pb.IngestReply:
         kind = message.WhichOneof("kind")
         if not self._submission:
             if kind != "begin_graph" or not message.epoch:
@@ -386,6 +396,7 @@ class IngestStream:
                 convert.add_tasks_from_proto(message.add_tasks) if kind == "add_tasks" else convert.add_rule_from_proto(message.add_rule)
             )
             self._check_name(command.submission)
+            await reach(self._writer, [command])
             added, _ = self._writer.ingest(self._epoch, command)
             self._tasks += sum(len(x.ids) for x in added)
             missing = [key for x in added for key in x.missing]

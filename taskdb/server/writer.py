@@ -24,6 +24,7 @@ from taskdb.config import ServerConfig
 from taskdb.engine.engine import Engine
 from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
+from taskdb.engine.spooled_keys import Place
 from taskdb.errors import InvalidRequest, LimitExceeded, StaleEpoch, TaskDBError, Unavailable, is_fatal
 from taskdb.server.answers import Answer, Answers, merge
 from taskdb.server.counters import Counters
@@ -417,15 +418,17 @@ class Writer:
         except Exception as error:
             self._abort(error)
 
-    def reach(self, keys: Sequence[bytes]) -> None:
-        """Commit, with what is spooled of these keys carried out: they are about to be read. Raises StoreFull, StoreError, Unavailable."""
+    def spooled(self, commands: Sequence[c.Command]) -> list[Place]:
+        """Runs to `carry` out, in this order, before these commands."""
+        return self._engine.spooled(self._begin(), commands)
+
+    def carry(self, place: Place) -> None:
+        """Carry out a spooled run, unless that was done meanwhile. Raises StoreFull, StoreError, Unavailable."""
         self.flush()
-        with self._store.read() as snapshot:
-            if self._closed or not snapshot.count(Table.SPOOL):
-                return
+        self._check_open()
         try:
             txn = self._begin()
-            result = self._engine.reach(txn, keys)
+            result = self._engine.carry(txn, place)
             self._set_aside(result)
             self._answers.keep(txn, result, 0)
             self._note_depths(txn, result)

@@ -74,6 +74,12 @@ class Grown(World):
         self.check()
         return more
 
+    def carry(self, place: tuple[int, int]) -> None:
+        txn = self.store.write()
+        self.note(self.engine.carry(txn, place))
+        txn.commit()
+        self.check()
+
     def settle(self) -> None:
         while self.grow():
             pass

@@ -9,6 +9,7 @@ from taskdb.engine import spool
 from taskdb.engine.engine import Engine
 from taskdb.engine.queries import status
 from taskdb.engine.recovery import clients, graphs
+from taskdb.engine.refs import find_graph
 from taskdb.errors import SaidOtherwise
 from taskdb.model import GraphFlag, Level, TaskFlag
 from taskdb.store.schema import Table
@@ -97,7 +98,7 @@ def test_ids_are_those_it_was_answered_with() -> None:
     (again,) = world.do(chain("g", 3, 3)).added
     assert again.ids == second.ids
     txn = world.store.write()
-    world.engine.reach(txn, [b"g5"])
+    world.engine.apply(txn, world.epoch, world.seq + 1, [c.Want("other", [b"g5"])])
     txn.abort()
     world.do(c.Report([first.ids[0]], [Level.HELD]))
     assert world.state("g0") == "processing"
@@ -196,3 +197,33 @@ def test_another_daemon_knows_what_is_spooled() -> None:
     world.engine = Engine()
     world.do(c.Want("other", [b"g8"]))
     assert world.state("g8") == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (c.Want("other", [b"g4"]), [("g", 0), ("g", 3)]),
+        (c.Unwant("client", [b"h0", b"g1"]), [("g", 0), ("h", 0)]),
+        (c.Retry([b"h3"]), [("h", 0), ("h", 3)]),
+        (c.Cancel("client", [b"h0"], False), [("g", 0), ("g", 3), ("g", 6), ("h", 0), ("h", 3)]),
+        (c.Want("other", [b"unknown"]), []),
+        (c.DropClient("client"), []),
+    ],
+)
+def test_what_a_command_names_can_be_carried_out_before_it(command: c.Command, expected: list[tuple[str, int]]) -> None:
+    """In steps; then there is nothing left of it for the command itself to do."""
+    world = Spooled()
+    world.do(begin("h"), chain("h", 0, 3), chain("h", 3, 3))
+    with world.store.read() as txn:
+        numbers = {name: find_graph(txn, name) for name in "gh"}
+        places = world.engine.spooled(txn, [command])
+    assert places == [(numbers[name], at) for name, at in expected]
+    for place in places:
+        world.carry(place)
+    left = world.count()
+    assert left == 5 - len(places)
+    world.do(command)
+    assert world.count() == left
+    for place in places:
+        world.carry(place)  # done already: nothing happens
+    assert world.count() == left

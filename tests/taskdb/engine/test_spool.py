@@ -103,9 +103,7 @@ def test_ids_are_those_it_was_answered_with() -> None:
     world.do(c.Report([first.ids[0]], [Level.HELD]))
     assert world.state("g0") == "processing"
     assert world.state("g3") == "forgotten"
-    txn = world.store.write()
-    world.engine.reach(txn, [b"g5"])
-    txn.commit()
+    world.do(c.Want("other", [b"g5"]))
     assert [world.id(f"g{i}") for i in range(6)] == first.ids + second.ids
 
 

@@ -122,7 +122,8 @@ class Chance:
         txn = self.world.store.write()
         self.world.engine.grow(txn)
         if self.keys and self.random.random() < 0.5:
-            self.world.engine.reach(txn, [self.random.choice(self.keys)])
+            for place in self.world.engine.spooled(txn, [c.Want("", [self.random.choice(self.keys)])]):
+                self.world.engine.carry(txn, place)
         leases, _ = self.world.engine.lease(txn, 2, 2)
         txn.abort()
         if self.random.random() < 0.5:

@@ -293,7 +293,10 @@ class Service(pb_grpc.TaskDBServicer):
         return await self._read(context, lambda txn: reads.explain(txn, request))
 
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
-        self._writer.reach(request.keys)  # so that a scheduler reads what it has written
+        try:
+            self._writer.reach(request.keys)  # so that a scheduler reads what it has written
+        except TaskDBError as error:
+            await _abort(context, error)
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
 
     async def Story(self, request: pb.StoryRequest, context: Any) -> pb.StoryReply:

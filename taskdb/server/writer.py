@@ -159,15 +159,7 @@ class Writer:
 
     def unheard(self, answered: int, last_seq: int, heard: int) -> Iterator[Answer]:
         """What a peer that goes on with its epoch has not heard, in order; empty where nothing was kept."""
-        seq = answered + 1
-        for answer in self._answers.unheard(self._begin(), heard):
-            while seq < answer[1]:
-                yield c.Result(), seq, ()
-                seq += 1
-            seq = max(seq, answer[1] + 1)
-            yield answer
-        for rest in range(seq, last_seq + 1):
-            yield c.Result(), rest, ()
+        yield from self._answers.unheard(self._begin(), answered, last_seq, heard)
 
     def held(self) -> int:
         """Tasks held by schedulers of this epoch and earlier ones."""
@@ -193,7 +185,7 @@ class Writer:
                 if type(command) is c.Credit:
                     self._credit.renew(command)
                     break
-            result.busy = self._todo(txn)
+            result.busy = txn.count(Table.TODO) > 0
             more = self._lease(txn, result) or result.busy or self._engine.may_grow(txn)
             self._set_aside(result)
             self._answers.heard(txn, heard)
@@ -210,9 +202,6 @@ class Writer:
         if more:
             self._wake()
         self._touch(len(commands))
-
-    def _todo(self, txn: ReadTxn) -> bool:
-        return txn.count(Table.TODO) > 0
 
     def _lease(self, txn: WriteTxn, result: c.Result) -> bool:
         ready, total = self._credit.room()
@@ -231,9 +220,7 @@ class Writer:
     def ingest(self, epoch: int, command: c.BeginGraph | c.AddTasks | c.AddRule | c.SealGraph) -> tuple[list[c.Added], bool]:
         """Apply one command of an Ingest stream; it is on disk on return. What concerns the scheduler is pushed to it.
 
-        Returns what was added, and whether the submission is sealed.
-
-        Raises what the command was refused with, StaleEpoch, StoreFull, Unavailable.
+        Returns what was added, and whether the submission is sealed. Raises what it was refused with, StaleEpoch, StoreFull, Unavailable.
         """
         self.flush()
         self._check_open()
@@ -418,22 +405,17 @@ class Writer:
             self._abort(error)
 
     def reach(self, keys: Sequence[bytes]) -> None:
-        """Commit, with what is spooled of these keys carried out: they are about to be read. Raises StoreFull, StoreError, Unavailable."""
+        """Commit, with what is spooled of these keys carried out: they are about to be read. Raises StoreFull, Unavailable."""
         self.flush()
-        with self._store.read() as snapshot:
-            if self._closed or not snapshot.count(Table.SPOOL):
-                return
+        if self._closed or not self._begin().count(Table.SPOOL):
+            return
         try:
-            txn = self._begin()
-            result = self._engine.reach(txn, keys)
-            self._set_aside(result)
+            result = self._engine.reach(txn := self._begin(), keys)
             self._answers.keep(txn, result, 0)
-            self._note_depths(txn, result)
             self._commit()
         except Exception as error:
             raise self._explain(error) from error
         self._push(result)
-        self._wake()
 
     def _commit(self) -> None:
         self._stop_timer()

@@ -53,7 +53,19 @@ class Answers:
         while (first := txn.first(Table.ANSWERS)) is not None and U64.unpack(first[0])[0] <= number:
             txn.delete(Table.ANSWERS, first[0])
 
-    def unheard(self, txn: ReadTxn, number: int) -> Iterator[Answer]:
+    def unheard(self, txn: ReadTxn, answered: int, last_seq: int, heard: int) -> Iterator[Answer]:
+        """Those after number `heard`, in order; empty ones for batches from `answered` on of which nothing was kept."""
+        seq = answered + 1
+        for answer in self._kept(txn, heard):
+            while seq < answer[1]:
+                yield c.Result(), seq, ()
+                seq += 1
+            seq = max(seq, answer[1] + 1)
+            yield answer
+        for rest in range(seq, last_seq + 1):
+            yield c.Result(), rest, ()
+
+    def _kept(self, txn: ReadTxn, number: int) -> Iterator[Answer]:
         for _, data in txn.scan(Table.ANSWERS, U64.pack(number + 1)):
             message = pb.Result.FromString(data)
             result, refused = convert.result_from_proto(message, SharedBlobs())

@@ -295,7 +295,10 @@ class Service(pb_grpc.TaskDBServicer):
         return await self._read(context, lambda txn: reads.explain(txn, request))
 
     async def GetTasks(self, request: pb.GetTasksRequest, context: Any) -> pb.GetTasksReply:
-        await reach(self._writer, [c.Want("", list(request.keys))])
+        try:
+            await reach(self._writer, [c.Want("", list(request.keys))])
+        except TaskDBError as error:
+            await _abort(context, error)
         self._writer.flush()  # so that a scheduler reads what it has written
         return await self._read(context, lambda txn: reads.get_tasks(txn, request))
 

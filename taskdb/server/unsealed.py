@@ -5,6 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+
+from taskdb import commands as c
+from taskdb.engine.engine import Engine
+from taskdb.engine.refs import is_open
+from taskdb.errors import StaleEpoch
+from taskdb.server.answers import merge
+from taskdb.store.base import WriteTxn
 
 #: How long is waited.
 PATIENCE_SECONDS = 30.0
@@ -36,3 +44,15 @@ class Unsealed:
     def close(self) -> None:
         for timer in self._waiting.values():
             timer.cancel()
+
+    def abort(self, engine: Engine, txn: WriteTxn) -> c.Result:
+        """Abort those that are due."""
+        result = c.Result()
+        for submission, epoch in list(self.due.items()):
+            # Aborted and begun again, it may be a sealed one by now.
+            if is_open(txn, submission):
+                with suppress(StaleEpoch):  # the new epoch has ended it already
+                    done, _ = engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
+                    merge(result, done)
+            del self.due[submission]
+        return result

@@ -17,11 +17,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from typing import TypeVar
 
 from taskdb import commands as c
 from taskdb.config import ServerConfig
-from taskdb.engine.engine import Engine
+from taskdb.engine.engine import Engine, Refused
 from taskdb.engine.ingest import NoRoom
 from taskdb.engine.refs import is_open, is_sealed, tasks_added
 from taskdb.engine.spooled_keys import Place
@@ -38,6 +38,8 @@ from taskdb.store.schema import Table
 from taskdb.wire.status import from_kind
 
 logger = logging.getLogger("taskdb.server")
+
+T = TypeVar("T")
 
 #: Items between two looks at the clock, and the length of a slice: it is what a message may have to wait.
 STEP_ITEMS_SLICE = 64
@@ -160,15 +162,7 @@ class Writer:
 
     def unheard(self, answered: int, last_seq: int, heard: int) -> Iterator[Answer]:
         """What a peer that goes on with its epoch has not heard, in order; empty where nothing was kept."""
-        seq = answered + 1
-        for answer in self._answers.unheard(self._begin(), heard):
-            while seq < answer[1]:
-                yield c.Result(), seq, ()
-                seq += 1
-            seq = max(seq, answer[1] + 1)
-            yield answer
-        for rest in range(seq, last_seq + 1):
-            yield c.Result(), rest, ()
+        yield from self._answers.unheard(self._begin(), answered, last_seq, heard)
 
     def held(self) -> int:
         """Tasks held by schedulers of this epoch and earlier ones."""
@@ -194,7 +188,7 @@ class Writer:
                 if type(command) is c.Credit:
                     self._credit.renew(command)
                     break
-            result.busy = self._todo(txn)
+            result.busy = txn.count(Table.TODO) > 0
             more = self._lease(txn, result) or result.busy or self._engine.may_grow(txn)
             self._set_aside(result)
             self._answers.heard(txn, heard)
@@ -211,9 +205,6 @@ class Writer:
         if more:
             self._wake()
         self._touch(len(commands))
-
-    def _todo(self, txn: ReadTxn) -> bool:
-        return txn.count(Table.TODO) > 0
 
     def _lease(self, txn: WriteTxn, result: c.Result) -> bool:
         ready, total = self._credit.room()
@@ -232,32 +223,47 @@ class Writer:
     def ingest(self, epoch: int, command: c.BeginGraph | c.AddTasks | c.AddRule | c.SealGraph) -> tuple[list[c.Added], bool]:
         """Apply one command of an Ingest stream; it is on disk on return. What concerns the scheduler is pushed to it.
 
-        Returns what was added, and whether the submission is sealed.
-
-        Raises what the command was refused with, StaleEpoch, StoreFull, Unavailable.
+        Returns what was added, and whether the submission is sealed. Raises what it was refused with, StaleEpoch, StoreFull, Unavailable.
         """
-        self.flush()
-        self._check_open()
-        try:
-            txn = self._begin()
+
+        def apply(txn: WriteTxn) -> tuple[c.Result, tuple[list[c.Added], list[Refused], bool]]:
             result, refused = self._engine.apply(txn, epoch, 0, [command])
             if type(command) is c.BeginGraph:
                 self._unsealed.goes_on(command.submission)
-            sealed = is_sealed(txn, command.submission)
-            self._note_depths(txn, result)
             added, result.added = result.added, []
-            self._set_aside(result)
-            self._answers.keep(txn, result, 0)
-            self._commit()
-        except Exception as error:
-            raise self._explain(error) from error
+            return result, (added, refused, is_sealed(txn, command.submission))
+
+        added, refused, sealed = self._alone(apply)
         self._restoring = False  # who sends graphs has restored
-        self._push(result)
         self._slice()
         if refused:
             _, _, kind, message = refused[0]
             raise from_kind(kind, message)
         return added, sealed
+
+    def _alone(self, apply: Callable[[WriteTxn], tuple[c.Result, T]]) -> T:
+        """In a transaction of its own; what concerns the scheduler is pushed to it. Raises what `apply` does, StoreFull, Unavailable."""
+        self.flush()
+        self._check_open()
+        try:
+            result, found = apply(txn := self._begin())
+            self._note_depths(txn, result)
+            self._set_aside(result)
+            self._answers.keep(txn, result, 0)
+            self._commit()
+        except Exception as error:
+            raise self._explain(error) from error
+        self._push(result)
+        return found
+
+    def spooled(self, commands: Sequence[c.Command]) -> list[Place]:
+        """Runs to `carry` out, in this order, before these commands."""
+        return [] if self._closed else self._engine.spooled(self._begin(), commands)
+
+    def carry(self, place: Place) -> None:
+        """Carry out a spooled run, unless that was done meanwhile. Raises StoreFull, Unavailable."""
+        self._alone(lambda txn: (self._engine.carry(txn, place), None))
+        self._wake()
 
     def added(self, submission: str) -> int:
         """Tasks of an open submission that are there."""
@@ -267,16 +273,6 @@ class Writer:
     def ended(self, epoch: int, submission: str) -> None:
         """Its stream ended before seal."""
         self._unsealed.ended(epoch, submission)
-
-    def _abort_unsealed(self, txn: WriteTxn, result: c.Result) -> None:
-        due = self._unsealed.due
-        for submission, epoch in list(due.items()):
-            # Aborted and begun again, it may be a sealed one by now.
-            if is_open(txn, submission):
-                with suppress(StaleEpoch):  # the new epoch has ended it already
-                    done, _ = self._engine.apply(txn, epoch, 0, [c.AbortGraph(submission)])
-                    merge(result, done)
-            del due[submission]
 
     # --------------------------------------------------------------------------------------------------- background
 
@@ -322,7 +318,7 @@ class Writer:
         try:
             txn = self._begin()
             if due:
-                self._abort_unsealed(txn, result)
+                merge(result, self._unsealed.abort(self._engine, txn))
             more = True
             while more and time.perf_counter() < stop:
                 done, more = self._engine.step(txn, STEP_ITEMS_SLICE)
@@ -417,26 +413,6 @@ class Writer:
             self._commit()
         except Exception as error:
             self._abort(error)
-
-    def spooled(self, commands: Sequence[c.Command]) -> list[Place]:
-        """Runs to `carry` out, in this order, before these commands."""
-        return self._engine.spooled(self._begin(), commands)
-
-    def carry(self, place: Place) -> None:
-        """Carry out a spooled run, unless that was done meanwhile. Raises StoreFull, StoreError, Unavailable."""
-        self.flush()
-        self._check_open()
-        try:
-            txn = self._begin()
-            result = self._engine.carry(txn, place)
-            self._set_aside(result)
-            self._answers.keep(txn, result, 0)
-            self._note_depths(txn, result)
-            self._commit()
-        except Exception as error:
-            raise self._explain(error) from error
-        self._push(result)
-        self._wake()
 
     def _commit(self) -> None:
         self._stop_timer()

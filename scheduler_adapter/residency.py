@@ -7,7 +7,7 @@ ended, and a paged task that is done is cut from its dependencies. Says nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -110,6 +110,7 @@ class Residency:
         resident = Resident(unpack_key(lease.key), lease.id, None, paged=True, told=believed)
         resident.failures = (lease.retries, lease.suspicious)
         self.window.changed[resident] = None
+        self.window.awaited = True
 
     def _claimed(self, key: Any, lease: Lease) -> bool:
         """A worker has what was leased, or something else under its key."""
@@ -158,7 +159,7 @@ class Residency:
         for cs in list(ts.who_wants or ()):
             if cs is not self.holder:
                 internals.unhold(ts, cs)
-        self._let_go(resident, ts)
+        self._let_go([resident])
 
     def enter(self, key: Any, lease: Lease, stub: Resident | None, spec: StoredSpec, annotations: dict[str, Any]) -> DaskTask:
         submission = self.submissions.get(lease.submission)
@@ -279,39 +280,52 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------- follow
 
-    def follow(self, resident: Resident, start: str, finish: str) -> None:
-        """A resident moved from one of Dask's states to another."""
-        self.window.changed[resident] = None
+    def follow(self, resident: Resident, finish: str) -> None:
+        """A resident moved to another of Dask's states. A paged task that starts, finishes or is let go of here is nothing the database has
+        to act on soon, unless it alone knows who needs a result."""
+        window = self.window
+        window.changed[resident] = None
         ts = resident.task
-        if finish in ("released", "forgotten"):
-            resident.left_at = self.window.runs
-        if finish not in _UNFINISHED:
-            # What it needed may have been kept for it alone.
-            self.needed_less([dts.key for dts in ts.dependencies])
+        if finish in _UNFINISHED:
+            if resident.paged and not resident.stub:
+                window.leased.add(resident)
+            return
+        # What it needed may have been kept for it alone.
+        self.needed_less(dts.key for dts in ts.dependencies)
+        if not resident.paged:
+            window.awaited = True
         if finish in ("memory", "erred"):
             self.reused.ends((resident.key,))
-        if finish == "forgotten":
-            self.reused.left(resident.key)
-            self._left(resident, ts)
-        elif resident.paged and not resident.stub:
-            if finish in ("memory", "erred"):
-                self.window.leased.discard(resident)
+            if resident.paged and not resident.stub:
+                window.leased.discard(resident)
                 if finish == "memory":
                     self._need_less(ts)
                     self.cooling.finished(resident)
                 internals.unlink(ts)
-            elif finish in _UNFINISHED:
-                self.window.leased.add(resident)
+            if finish == "erred":
+                window.awaited = True
+            return
+        resident.left_at = window.runs
+        if not resident.leaving:
+            window.awaited = True
+        if finish == "forgotten":
+            self.reused.left(resident.key)
+            self._left(resident, ts)
 
     def _need_less(self, ts: DaskTask) -> None:
         """A task is done: its dependencies have one dependent less to wait for. What nobody needs any more goes at once."""
         unneeded = []
+        by_key = self.window.by_key
         for dts in ts.dependencies:
-            dep = self.window.by_key.get(dts.key)
-            if dep is not None and dep.dependents is not None:
-                dep.dependents -= 1
-                if dep.dependents <= 0:
-                    unneeded.append(dep)
+            dep = by_key.get(dts.key)
+            if dep is None:
+                continue
+            if dep.dependents is None:
+                self.window.awaited = True
+                continue
+            dep.dependents -= 1
+            if dep.dependents <= 0:
+                unneeded.append(dep)
         if unneeded:
             self.on_unneeded(unneeded)
 
@@ -379,26 +393,26 @@ class Residency:
                 if not resident.kept:  # else it has been told: once is enough
                     resident.kept = True
                     self.window.tell_again([resident])
-        for resident in going.values():
-            if resident.task is not None:
-                self._let_go(resident, resident.task)
+        self._let_go(going.values())
         # IMPORTANT: not before: what is queued may be one that goes, whose inputs have gone.
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="taskdb-release")
 
-    def needed_less(self, keys: Any) -> None:
+    def needed_less(self, keys: Iterable[Any]) -> None:
         """A want, or a dependent, of these has ended: the database shall look again at what was kept against its word."""
+        by_key = self.window.by_key
         for key in keys:
-            resident = self.window.by_key.get(key)
+            resident = by_key.get(key)
             if resident is not None and resident.kept:
                 resident.kept = False
                 self.window.tell_again([resident])
 
     def release_unneeded(self, residents: list[Resident]) -> None:
         """The same for what the count of dependents says: the database is told, not asked."""
-        for resident in residents:
-            ts = resident.task
-            if ts is not None and resident.paged and ts.state == "memory" and not self.needed_here(ts, ()):
-                self._let_go(resident, ts)
+        self._let_go(
+            resident
+            for resident in dict.fromkeys(residents)
+            if (ts := resident.task) is not None and resident.paged and ts.state == "memory" and not self.needed_here(ts, ())
+        )
 
     def needed_here(self, ts: DaskTask, but: Any) -> bool:
         """Whether a client wants it, or an unfinished resident, other than those named, depends on it."""
@@ -406,14 +420,19 @@ class Residency:
             return True
         return any(d.key not in but and d.state in _UNFINISHED for d in ts.dependents)
 
-    def _let_go(self, resident: Resident, ts: DaskTask) -> None:
-        resident.leaving = True
-        internals.cut_dependents(ts)
-        ts.has_lost_dependencies = True
-        internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
-        if resident.task is not None:
-            # Nobody held it any more: stock has no reason to look at it.
-            self.scheduler.transitions({ts.key: "forgotten"}, "taskdb-release")
+    def _let_go(self, residents: Iterable[Resident]) -> None:
+        """All together: a transition of its own for each costs as much again."""
+        going = [resident for resident in residents if resident.task is not None]
+        tss = [resident.task for resident in going]
+        for resident, ts in zip(going, tss, strict=True):
+            resident.leaving = True
+            internals.cut_dependents(ts)
+            ts.has_lost_dependencies = True
+        internals.let_go(self.scheduler, self.holder, tss, "taskdb-release")
+        # Nobody held these any more: stock has no reason to look at them.
+        left = {resident.key: "forgotten" for resident in going if resident.task is not None}
+        if left:
+            self.scheduler.transitions(left, "taskdb-release")
 
     def may_be_over(self, key: Any) -> bool:
         """A task that only the holder wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""

@@ -101,8 +101,7 @@ class Pager(SchedulerPlugin):
         #: What was last said: ready, total, leases seen.
         self._credit_told = (0, 0, 0)
         self._flush: asyncio.Handle | None = None
-        self._flush_is_urgent = self._flush_is_idle = False
-        self._gathering = False
+        self._flush_is_urgent = self._flush_is_idle = self._gathering = False
         self._unneeded_now: list[Resident] = []
         self._ended_at: deque[tuple[int, Unwant | DropClient]] = deque()
         #: Number of the batch that told last of a task, by id; and the same in order. Until it is on disk.
@@ -186,9 +185,8 @@ class Pager(SchedulerPlugin):
         return resident.id != 0 and self.session is not None and self._told_at.get(resident.id, 0) <= self.session.durable_seq
 
     def _forget_told(self, durable_seq: int) -> None:
-        told = self._told
-        while told and told[0][0] <= durable_seq:
-            seq, id = told.popleft()
+        while self._told and self._told[0][0] <= durable_seq:
+            seq, id = self._told.popleft()
             if self._told_at.get(id) == seq:
                 del self._told_at[id]
 
@@ -352,18 +350,17 @@ class Pager(SchedulerPlugin):
             return
         try:
             self.residency.follow(resident, finish)
-        except Exception as e:
-            # Stock ignores a plugin that raises.
+        except Exception as e:  # stock ignores a plugin that raises
             logger.critical("the adapter failed to follow %r from %s to %s", key, start, finish, exc_info=True)
             self.on_fault(repr(e))
             raise
-        if finish == "memory" and "startstops" in kwargs and self.session is not None and self.session.history:
-            resident.ran = run_of(kwargs)
         if finish in ("memory", "erred"):
+            if "startstops" in kwargs and self.session is not None and self.session.history and finish == "memory":
+                resident.ran = run_of(kwargs)
             if key in self.fire_and_forget:
                 self.forgotten.end(key)
             self.schedule(urgent=self._hungry(), idly=not self.window.awaited)
-        elif self._flush is None or self._flush_is_idle:
+        elif self._flush is None or (self._flush_is_idle and self.window.awaited):
             self.schedule(idly=not self.window.awaited)
 
     def _hungry(self) -> bool:
@@ -381,7 +378,7 @@ class Pager(SchedulerPlugin):
         self._unneeded_now.extend(residents)
 
     def _release_unneeded(self) -> None:
-        residents, self._unneeded_now = self._unneeded_now, []
+        self._unneeded_now, residents = [], self._unneeded_now
         self.residency.release_unneeded(residents)
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -496,9 +493,8 @@ class Pager(SchedulerPlugin):
             self.scheduler.client_send(erred.client, {"op": "cancelled-keys", "keys": [unpack_key(erred.key)], "reason": "lost data"})
             return
         exception, traceback = read_error(erred.payload)
-        self.scheduler.client_send(
-            erred.client, {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
-        )
+        message = {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
+        self.scheduler.client_send(erred.client, message)
 
 
 _REPORT_ORDER = {Level.MEMORY: 0, Level.ERRED: 1, Level.RELEASED: 2, Level.HELD: 3, Level.OUT: 4}

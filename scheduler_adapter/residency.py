@@ -17,18 +17,16 @@ from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.reused import Reused
-from scheduler_adapter.specs import Shared, StoredSpec
+from scheduler_adapter.specs import Specs, StoredSpec
 from scheduler_adapter.submitted import Submission
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
-from taskdb.model import Level, TaskFlag
+from taskdb.model import Level
 
 if TYPE_CHECKING:
     from scheduler_adapter.cooling import Cooling
 
-#: Blobs kept as they were read, by their bytes: one or two a group, usually.
-SHARED_KEPT = 1000
 _UNFINISHED = ("waiting", "processing", "queued", "no-worker")
 
 
@@ -53,7 +51,8 @@ class Residency:
         self.restated: dict[str, tuple[Any, set[bytes]]] = {}
         #: Clients that are back and have yet to say what they want: they may have let go of it, and given its keys to other tasks.
         self.unheard: set[str] = set()
-        self._shared: dict[bytes, Shared] = {}
+        #: The lease's run spec and annotations.
+        self.spec = Specs().of
         #: Some resident has a count of dependents.
         self._counting = False
         #: Groups of graphs that ended while tasks of theirs were resident.
@@ -140,13 +139,6 @@ class Residency:
             deps.append(dep)
         return deps
 
-    def spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
-        """The lease's run spec and annotations."""
-        shared = self._read_shared(lease.shared) if lease.shared else None
-        data = shared.spec(lease.spec) if shared is not None else lease.spec
-        spec = StoredSpec(data, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
-        return spec, shared.annotations if shared is not None else {}
-
     def _is_over(self, resident: Resident, lease: Lease, spec: StoredSpec) -> bool:
         """Whether the lease is of another task, under the key of one that was let go of. (After a crash of the daemon a task may also come
         again under another id: then its spec is the same.)"""
@@ -181,13 +173,15 @@ class Residency:
             internals.annotate(self.scheduler, ts, annotations)
         self.rank(resident, lease)
         internals.hold(ts, self.holder)
-        self.want(ts, lease.key, lease.clients)
+        if lease.clients:
+            self.want(ts, lease.key, lease.clients)
         self.window.leased.add(resident)
         return ts
 
     def count_dependents(self, resident: Resident, lease: Lease) -> None:
         # One that a client wants that has not come back (yet) is not kept by that client here: only the database knows.
-        absent = any(client in self.unheard or internals.client_state(self.scheduler, client) is None for client in lease.clients)
+        clients = lease.clients
+        absent = clients and any(client in self.unheard or internals.client_state(self.scheduler, client) is None for client in clients)
         resident.dependents = None if absent or lease.dependents == DEPENDENTS_UNKNOWN else lease.dependents
         self._counting = True
 
@@ -226,14 +220,6 @@ class Residency:
                 new.append(client)
                 internals.hold(ts, cs)
         return new
-
-    def _read_shared(self, data: bytes) -> Shared:
-        shared = self._shared.get(data)
-        if shared is None:
-            if len(self._shared) >= SHARED_KEPT:
-                self._shared.clear()
-            shared = self._shared[data] = Shared.read(data)
-        return shared
 
     def _leased_again(self, resident: Resident, lease: Lease) -> None:
         """The database leased what the scheduler has: say what it is now, or, if it rests (erred, released), start it again."""
@@ -284,41 +270,43 @@ class Residency:
         """A resident moved to another of Dask's states. A paged task that starts, finishes or is let go of here is nothing the database has
         to act on soon, unless it alone knows who needs a result."""
         window = self.window
-        window.changed[resident] = None
-        ts = resident.task
+        paged = resident.paged and not resident.stub
         if finish in _UNFINISHED:
-            if resident.paged and not resident.stub:
+            if resident.told is not Level.HELD:
+                window.changed[resident] = None
+            if paged:
                 window.leased.add(resident)
             return
-        # What it needed may have been kept for it alone.
-        self.needed_less(dts.key for dts in ts.dependencies)
-        if not resident.paged:
+        window.changed[resident] = None
+        ts = resident.task
+        self._need_less(ts, done=paged and finish == "memory")
+        if not paged or finish == "erred" or (finish != "memory" and not resident.leaving):
             window.awaited = True
         if finish in ("memory", "erred"):
             self.reused.ends((resident.key,))
-            if resident.paged and not resident.stub:
+            if paged:
                 window.leased.discard(resident)
                 if finish == "memory":
-                    self._need_less(ts)
                     self.cooling.finished(resident)
                 internals.unlink(ts)
-            if finish == "erred":
-                window.awaited = True
             return
         resident.left_at = window.runs
-        if not resident.leaving:
-            window.awaited = True
         if finish == "forgotten":
             self.reused.left(resident.key)
             self._left(resident, ts)
 
-    def _need_less(self, ts: DaskTask) -> None:
-        """A task is done: its dependencies have one dependent less to wait for. What nobody needs any more goes at once."""
+    def _need_less(self, ts: DaskTask, *, done: bool) -> None:
+        """A task does not need its dependencies (any more, if it is done: then they have one dependent less to wait for, and what nobody
+        needs goes at once)."""
         unneeded = []
         by_key = self.window.by_key
         for dts in ts.dependencies:
             dep = by_key.get(dts.key)
             if dep is None:
+                continue
+            if dep.kept:  # for this alone, it may be
+                self.needed_less((dep.key,))
+            if not done:
                 continue
             if dep.dependents is None:
                 self.window.awaited = True
@@ -399,9 +387,8 @@ class Residency:
 
     def needed_less(self, keys: Iterable[Any]) -> None:
         """A want, or a dependent, of these has ended: the database shall look again at what was kept against its word."""
-        by_key = self.window.by_key
         for key in keys:
-            resident = by_key.get(key)
+            resident = self.window.by_key.get(key)
             if resident is not None and resident.kept:
                 resident.kept = False
                 self.window.tell_again([resident])
@@ -507,7 +494,6 @@ class Residency:
         self.restated.clear()
         self._unsettled.clear()
         self.holder = internals.holder()
-        self._shared.clear()
 
 
 def _plain(x: float) -> float:

@@ -1,6 +1,6 @@
 """A pytest plugin: the adapter in every scheduler that a test starts, and a line of JSON for each test.
 
-TASKDB_PEER_REGIME: stock, default or paged. TASKDB_PEER_RESULTS: the file. Schedulers in the test process get a daemon from a fork server
+TASKDB_PEER_REGIME: stock, default or paged. TASKDB_PEER_RESULTS, TASKDB_PEER_RUNNING: files. Schedulers in the test process get a daemon from a fork server
 (`daemons.py`) and share an ingest process; those in processes of their own start both, as shipped. When a scheduler has closed, its store
 is verified: a violation fails the test.
 """
@@ -29,6 +29,8 @@ import pytest
 STOCK, DEFAULT, PAGED = REGIMES = ("stock", "default", "paged")
 REGIME = os.environ.get("TASKDB_PEER_REGIME", STOCK)
 RESULTS = Path(os.environ.get("TASKDB_PEER_RESULTS", os.devnull))
+#: Names the test that runs, for whoever finds this process dead.
+RUNNING = Path(os.environ.get("TASKDB_PEER_RUNNING", os.devnull))
 #: Longest wait for a daemon to be ready or to end, seconds.
 DAEMON_SECONDS = 20.0
 #: What is kept of a text.
@@ -244,6 +246,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
     global current
     current = Record()
+    with suppress(FileNotFoundError):
+        RUNNING.write_text(nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

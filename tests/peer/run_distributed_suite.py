@@ -2,8 +2,8 @@
 
     python -m tests.peer.run_distributed_suite CHECKOUT [FILES…] --results FOLDER
 
-FILES are relative to the package (`tests/test_client.py`); none: those of `FILES`. Goes on where an earlier run with the same folder ended.
-Regimes may be run at the same time, with one folder. `--again` afterwards: what fails only beside other tests, or on a busy machine, passes then.
+FILES are relative to the package (`tests/test_client.py`); none: those of `FILES`. Goes on where an earlier run with the same folder
+ended. Regimes may be run at the same time, with one folder. `--again` afterwards: what fails only on a busy machine passes then.
 Prints a table, and exits with 1 if a test that passes stock fails here without a reason in EXCEPTIONS.toml.
 """
 
@@ -28,17 +28,21 @@ from tests.peer.plugin import REGIMES
 ROOT = Path(__file__).resolve().parents[2]
 EXCEPTIONS = Path(__file__).with_name("EXCEPTIONS.toml")
 
-FIRST = """client scheduler steal failed_workers cancelled_state publish variable queues as_completed worker_client actor priorities
-resources spans computations nanny collections active_memory_manager""".split()
-LAST = """utils_comm semaphore locks events multi_locks reschedule stress preload stories cluster_dump client_executor client_loop
-dask_collections event_logging worker worker_memory spill tls_functional""".split()
+FIRST = (
+    "client scheduler steal failed_workers cancelled_state publish variable queues as_completed worker_client actor priorities "
+    "resources spans computations nanny collections active_memory_manager "
+)
+LAST = (
+    "utils_comm semaphore locks events multi_locks reschedule stress preload stories cluster_dump client_executor client_loop "
+    "dask_collections event_logging worker worker_memory spill tls_functional "
+)
 FILES = (
-    *(f"tests/test_{name}.py" for name in FIRST),
+    *(f"tests/test_{name}.py" for name in FIRST.split()),
     "shuffle/tests",
     "diagnostics/tests",
     "dashboard/tests",
     "http",
-    *(f"tests/test_{name}.py" for name in LAST),
+    *(f"tests/test_{name}.py" for name in LAST.split()),
     "deploy/tests/test_local.py",
     "deploy/tests/test_adaptive.py",
     "cli/tests/test_dask_scheduler.py",

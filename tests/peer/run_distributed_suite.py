@@ -88,12 +88,16 @@ def run(merged: Path, targets: list[str], regime: str, folder: Path, seconds: fl
 
 def wait(process: subprocess.Popen[bytes], running: Path, seconds: float) -> int:
     """The process's exit code. It and its children are killed if one test takes longer."""
-    while True:
-        try:
-            return process.wait(5)
-        except subprocess.TimeoutExpired:
-            if running.exists() and time.time() - running.stat().st_mtime > seconds:
-                os.killpg(process.pid, signal.SIGKILL)
+    try:
+        while True:
+            try:
+                return process.wait(5)
+            except subprocess.TimeoutExpired:
+                if running.exists() and time.time() - running.stat().st_mtime > seconds:
+                    os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def forget(folder: Path, regime: str, tests: set[str]) -> None:
@@ -119,6 +123,7 @@ def table_of(folder: Path) -> list[results.Row]:
 @click.option("--again", is_flag=True, help="Run only what passed stock and failed here, each test in a process of its own.")
 def main(checkout: Path, files: tuple[str, ...], folder: Path, regimes: tuple[str, ...], seconds: float, again: bool) -> None:
     """Compare stock with ours on the tests of a checkout of distributed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     with tempfile.TemporaryDirectory(prefix="taskdb-peer-") as name:

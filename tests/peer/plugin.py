@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 
 from tests.peer.farm import DAEMON_SECONDS, TEXT_CHARS, Farm, ForkedDaemon, install
@@ -30,6 +31,8 @@ if REGIME != STOCK:
     os.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = '["tests.peer.farm", "scheduler_adapter"]'
 if REGIME == PAGED:
     os.environ["DASK_TASKDB__WINDOW"] = "0"
+# Another package's plugin may have imported Dask, and with it its configuration, before this.
+dask.config.refresh()
 
 
 class Record:
@@ -84,6 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of pytest-rerunfailures: a flaky test is not run again here.
     config.addinivalue_line("markers", "flaky: may fail")
     if REGIME != STOCK:
+        assert "scheduler_adapter" in dask.config.get("distributed.scheduler.preload")
         farm = Farm()
         install()
         asyncio.run(_warm_up())

@@ -31,6 +31,8 @@ if REGIME != STOCK:
     os.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = '["tests.peer.farm", "scheduler_adapter"]'
 if REGIME == PAGED:
     os.environ["DASK_TASKDB__WINDOW"] = "0"
+# Spawning takes seconds for each of a test's three processes. Not if the environment says otherwise.
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 # Another package's plugin may have imported Dask, and with it its configuration, before this.
 dask.config.refresh()
 
@@ -64,6 +66,18 @@ class _Log(logging.Handler):
             current.logged.append(f"{record.levelname} {record.name}: {text[-TEXT_CHARS:]}")
 
 
+def _fill_fork_server() -> None:
+    """All that a scheduler or worker in a child process imports, imported once. Not `farm`: it acts when a child imports it."""
+    from distributed.utils import get_mp_context
+
+    context = get_mp_context()
+    if context.get_start_method() == "forkserver":
+        names = ["distributed.utils_test", "distributed.dashboard.scheduler", "dask.array", "dask.dataframe"]
+        if REGIME != STOCK:
+            names += ["scheduler_adapter.adapter", "scheduler_adapter.dashboard"]
+        context.set_forkserver_preload(names)
+
+
 async def _warm_up() -> None:
     """Make gRPC's threads before the first test looks for leaked ones; they are kept."""
     from grpc._cython import cygrpc
@@ -91,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
         farm = Farm()
         install()
         asyncio.run(_warm_up())
+    _fill_fork_server()
     for name in ("taskdb", "distributed"):
         logging.getLogger(name).addHandler(_Log())
 

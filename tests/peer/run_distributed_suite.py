@@ -1,4 +1,4 @@
-"""Runs tests of a source checkout of `distributed` on the installed one: stock, and with the adapter in every scheduler.
+"""Runs tests of a source checkout of `distributed` on the installed one with the adapter in every scheduler, and stock what fails then.
 
     python -m tests.peer.run_distributed_suite CHECKOUT [FILES…] --results FOLDER
 
@@ -23,7 +23,7 @@ import click
 import distributed
 
 from tests.peer import results
-from tests.peer.plugin import REGIMES
+from tests.peer.plugin import DEFAULT, PAGED, REGIMES, STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCEPTIONS = Path(__file__).with_name("EXCEPTIONS.toml")
@@ -110,6 +110,17 @@ def forget(folder: Path, regime: str, tests: set[str]) -> None:
     found.write_text("".join(line for line in lines if line not in gone))
 
 
+def run_again(merged: Path, files: tuple[str, ...], regimes: tuple[str, ...], folder: Path, seconds: float) -> None:
+    for row in table_of(folder):
+        tests = [*row.differ, *row.hung]
+        if row.regime not in regimes or not tests or (files and not row.file.removeprefix("distributed/").startswith(files)):
+            continue
+        forget(folder, row.regime, set(tests))
+        for test in tests:
+            click.echo(f"{test}, {row.regime}", err=True)
+            run(merged, [test], row.regime, folder, seconds)
+
+
 def table_of(folder: Path) -> list[results.Row]:
     return results.rows(results.read(folder), results.read_exceptions(EXCEPTIONS))
 
@@ -118,11 +129,13 @@ def table_of(folder: Path) -> list[results.Row]:
 @click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("files", nargs=-1)
 @click.option("--results", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where results are kept.")
-@click.option("--regime", "regimes", type=click.Choice(REGIMES), multiple=True, default=REGIMES, show_default=True)
+@click.option(
+    "--regime", "regimes", type=click.Choice(REGIMES), multiple=True, default=(DEFAULT, PAGED), show_default=True, help="stock: all tests."
+)
 @click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Bound on one test.")
 @click.option("--again", is_flag=True, help="Run only what passed stock and failed here, each test in a process of its own.")
 def main(checkout: Path, files: tuple[str, ...], folder: Path, regimes: tuple[str, ...], seconds: float, again: bool) -> None:
-    """Compare stock with ours on the tests of a checkout of distributed."""
+    """Compare stock with ours on the tests of a checkout of distributed. Of stock, what fails with ours is run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
@@ -130,14 +143,7 @@ def main(checkout: Path, files: tuple[str, ...], folder: Path, regimes: tuple[st
         merged = Path(name)
         merge(checkout, merged)
         if again:
-            for row in table_of(folder):
-                tests = [*row.differ, *row.hung]
-                if row.regime not in regimes or not tests or (files and row.file.removeprefix("distributed/") not in files):
-                    continue
-                forget(folder, row.regime, set(tests))
-                for test in tests:
-                    click.echo(f"{test}, {row.regime}", err=True)
-                    run(merged, [test], row.regime, folder, seconds)
+            run_again(merged, files, regimes, folder, seconds)
         else:
             for file in files or FILES:
                 if not (merged / "distributed" / file).exists():
@@ -146,6 +152,8 @@ def main(checkout: Path, files: tuple[str, ...], folder: Path, regimes: tuple[st
                 for regime in regimes:
                     click.echo(f"{file}, {regime}", err=True)
                     run(merged, [file], regime, folder, seconds)
+                    if tests := results.unknown(results.read(folder), regime):
+                        run(merged, tests, STOCK, folder, seconds)
     table = table_of(folder)
     click.echo(results.markdown(table))
     (folder / "table.json").write_text(json.dumps([vars(row) for row in table], indent=1) + "\n")

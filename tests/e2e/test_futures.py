@@ -63,6 +63,14 @@ def test_cancel_of_a_running_future_stops_it(client: Client, tmp_path: Path, gat
     assert not (tmp_path / "after").exists()
 
 
+def test_a_client_that_takes_no_pickle(address: str, client: Client) -> None:
+    with Client(address, set_as_default=False, serializers=["dask", "msgpack"]) as other:
+        assert other.submit(f.inc, 1).result(timeout=30) == 2
+        function = other.submit(lambda: f.inc)
+        with pytest.raises(TypeError, match="serialize"):
+            other.gather(function, direct=False)
+
+
 def test_cancelled_keys_stand_in_the_schedulers_log(client: Client, gate: Path) -> None:
     running = client.submit(f.wait_for_file, str(gate))
     after = client.submit(f.inc, running)

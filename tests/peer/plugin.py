@@ -72,7 +72,7 @@ def _fill_fork_server() -> None:
 
     context = get_mp_context()
     if context.get_start_method() == "forkserver":
-        names = ["distributed.utils_test", "distributed.dashboard.scheduler", "dask.array", "dask.dataframe"]
+        names = ["tests.peer.forked", "distributed.utils_test", "distributed.dashboard.scheduler", "dask.array", "dask.dataframe"]
         if REGIME != STOCK:
             names += ["scheduler_adapter.adapter", "scheduler_adapter.dashboard"]
         context.set_forkserver_preload(names)

@@ -16,6 +16,7 @@ from distributed.scheduler import TaskState as DaskTask
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.keys import pack_keys, unpack_key
+from scheduler_adapter.restricted import Restricted
 from scheduler_adapter.reused import Reused
 from scheduler_adapter.specs import Specs, StoredSpec
 from scheduler_adapter.submitted import Submission
@@ -41,6 +42,7 @@ class Residency:
         self.holder = internals.holder()
         self.unclaimed = Unclaimed(scheduler, self.give_back)
         self.reused = Reused()
+        self.restricted = Restricted()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: New tasks of all graphs so far.
@@ -171,6 +173,8 @@ class Residency:
         self.count_dependents(resident, lease)
         if annotations:
             internals.annotate(self.scheduler, ts, annotations)
+        if self.restricted:
+            self.restricted.apply(ts, lease.submission)
         self.rank(resident, lease)
         internals.hold(ts, self.holder)
         if lease.clients:
@@ -475,6 +479,7 @@ class Residency:
     def maybe_end(self, submission: Submission) -> None:
         if submission.sealed and not submission.runs_under_way and submission.remaining <= 0:
             self.submissions.pop(submission.name, None)
+            self.restricted.end(submission.name)
             for name in submission.groups:
                 self._settle(name)
 

@@ -5,6 +5,7 @@ In one program: `from scheduler_adapter import LocalCluster`.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -44,6 +45,10 @@ async def dask_setup(
         config = AdapterConfig.load(url=taskdb_url, token_file=taskdb_token_file, window=taskdb_window, data=taskdb_data)
         adapter = Adapter(scheduler, config)
         await adapter.start()
+        if _own_process():
+            # Modules stay: no collection shall look at them again.
+            gc.collect()
+            gc.freeze()
     except Exception as e:
         _fail(scheduler, e)
 

@@ -41,6 +41,10 @@ from taskdb.commands import (
 from taskdb.model import Level, TaskFlag
 
 logger = logging.getLogger("distributed.taskdb")
+#: What `Client.get_scheduler_logs` shows.
+scheduler_logger = logging.getLogger("distributed.scheduler")
+#: Cancelled keys that are named in it at once.
+LOGGED_KEYS_MAX = 100
 
 #: Messages that neither change nor read tasks: they do not wait behind a graph.
 _PASS = {"heartbeat-client", "subscribe-topic", "unsubscribe-topic"}
@@ -212,7 +216,7 @@ class Clients:
     def cancel(self, keys: Collection[Any], client: str, force: bool, reason: str = "", msg: str = "", taskdb_number: int = 0) -> None:
         """`cancel-keys`. The database knows all that depends on a key, so it says what is cancelled; stock's walk knows residents only."""
         keys = list(keys)
-        logger.info("Client %s requests to cancel %d keys", client, len(keys))
+        scheduler_logger.info("Client %s requests to cancel %d keys", client, len(keys))
         self.scheduler.log_event(client, {"action": "cancel", "count": len(keys), "force": force})
         if client not in self.scheduler.clients:
             return
@@ -272,6 +276,10 @@ class Clients:
 
     def _tell_cancelled(self, keys: list[Any]) -> None:
         reason, msg = self._cancel_words
+        for key in keys[:LOGGED_KEYS_MAX]:
+            scheduler_logger.info("Scheduler cancels key %s", key)
+        if len(keys) > LOGGED_KEYS_MAX:
+            scheduler_logger.info("Scheduler cancels %d keys more", len(keys) - LOGGED_KEYS_MAX)
         for client in internals.clients_listening(self.scheduler):
             cancelling = self._cancelling.get(client)
             theirs = keys

@@ -52,9 +52,10 @@ class Cooling(SchedulerPlugin):
         self.residency.ledger.elsewhere = self.table.has_group
 
     def install(self, undo: internals.Undo) -> None:
+        scheduler = self.scheduler
+        dask_cold.remember_restrictions(scheduler, undo, self)
         if self.warm_max is None:
             return  # the table stays empty
-        scheduler = self.scheduler
         dask_cold.answer_for(scheduler, undo, self)
         dask_cold.warm_before(scheduler, undo, self)
         dask_cold.forgive_finished(scheduler, undo, self)
@@ -64,6 +65,12 @@ class Cooling(SchedulerPlugin):
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def restricted(self, key: Any, workers: set[str] | None) -> None:
+        """Where a task may run was changed."""
+        resident = self.window.by_key.get(key)
+        if resident is not None:
+            self.residency.restricted.set(key, resident.submission, workers)
 
     # -------------------------------------------------------------------------------------------------------- questions
 

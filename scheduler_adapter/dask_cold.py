@@ -96,6 +96,7 @@ class Results(Protocol):
     def nbytes_of(self, key: Any) -> int: ...
     def items(self, worker: str | None = None) -> Iterable[tuple[Any, str, int]]: ...
     def held(self) -> AbstractContextManager[None]: ...
+    def restricted(self, key: Any, workers: set[str] | None) -> None: ...
 
 
 def _shadow(scheduler: Scheduler, undo: Undo, name: str, ours: Callable[..., Any], handler: str = "", stream: str = "") -> None:
@@ -147,6 +148,19 @@ def answer_for(scheduler: Scheduler, undo: Undo, cold: Results) -> None:
     _shadow(scheduler, undo, "get_nbytes", nbytes, "nbytes")
 
 
+def remember_restrictions(scheduler: Scheduler, undo: Undo, cold: Results) -> None:
+    """What `set_restrictions` says of a task is told, too: it may leave, and come back."""
+    stock = scheduler.set_restrictions
+
+    def set_restrictions(worker: dict[Any, Any]) -> None:
+        cold.warm(worker)
+        stock(worker)
+        for key in worker:
+            cold.restricted(key, scheduler.tasks[key].worker_restrictions)
+
+    _shadow(scheduler, undo, "set_restrictions", set_restrictions, "set_restrictions")
+
+
 def warm_before(scheduler: Scheduler, undo: Undo, cold: Results) -> None:
     """Calls and messages that name results, or workers, and change something about them: stock gets tasks. While a call runs nothing goes
     cold: it may hold on to tasks."""
@@ -165,14 +179,6 @@ def warm_before(scheduler: Scheduler, undo: Undo, cold: Results) -> None:
     keys_first("release_worker_data", stream="release-worker-data", one=True)
     keys_first("handle_request_refresh_who_has", stream="request-refresh-who-has")
     keys_first("get_call_stack", "call_stack")
-
-    stock_restrictions = scheduler.set_restrictions
-
-    def set_restrictions(worker: dict[Any, Any]) -> None:
-        cold.warm(worker)
-        stock_restrictions(worker)
-
-    _shadow(scheduler, undo, "set_restrictions", set_restrictions, "set_restrictions")
 
     stock_replicate, stock_rebalance, stock_retire = scheduler.replicate, scheduler.rebalance, scheduler.retire_workers
 

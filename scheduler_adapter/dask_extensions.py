@@ -41,8 +41,8 @@ class Told(dict[Any, Any]):
         self.tell(key, old, ABSENT)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        if key not in self:
-            return super().pop(key, *default)
+        if key not in self:  # the usual case, once a task
+            return dict.pop(self, key, *default)
         value = self[key]
         del self[key]
         return value

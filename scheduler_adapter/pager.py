@@ -25,7 +25,7 @@ from scheduler_adapter.keys import pack_keys, unpack_key
 from scheduler_adapter.outbox import FIRE_AND_FORGET
 from scheduler_adapter.ran import Run, run_columns, run_of
 from scheduler_adapter.residency import Residency
-from scheduler_adapter.window import Resident, credit
+from scheduler_adapter.window import Resident, credit, leases_max
 from taskdb.client import Session
 from taskdb.commands import (
     Added,
@@ -52,6 +52,8 @@ logger = logging.getLogger("distributed.taskdb")
 
 #: Batches under way at which reports rather gather: the daemon is behind.
 BATCHES_UNDER_WAY = 4
+#: Intervals that a report waits which changes nothing for anybody: a message costs as much as the tasks it tells of.
+IDLY = 5
 #: How long, at most, a client that has cancelled waits until all that follows from it is carried out.
 CARRIED_OUT_SECONDS_MAX = 10.0
 #: How often it is looked whether something is on disk.
@@ -99,8 +101,7 @@ class Pager(SchedulerPlugin):
         #: What was last said: ready, total, leases seen.
         self._credit_told = (0, 0, 0)
         self._flush: asyncio.Handle | None = None
-        self._flush_is_urgent = False
-        self._gathering = False
+        self._flush_is_urgent = self._flush_is_idle = self._gathering = False
         self._unneeded_now: list[Resident] = []
         self._ended_at: deque[tuple[int, Unwant | DropClient]] = deque()
         #: Number of the batch that told last of a task, by id; and the same in order. Until it is on disk.
@@ -130,17 +131,18 @@ class Pager(SchedulerPlugin):
                     self.residency.wants(command.client, key)
         self.schedule(urgent=urgent)
 
-    def schedule(self, *, urgent: bool = False) -> None:
-        """Flush soon: at once if urgent, else when a report has waited for `flush_interval_ms`."""
+    def schedule(self, *, urgent: bool = False, idly: bool = False) -> None:
+        """Flush soon: at once if urgent, else after `flush_interval_ms`, or, if nobody waits for what there is to tell, IDLY times that."""
         if self._flush is not None:
-            if not urgent or self._flush_is_urgent:
+            if self._flush_is_urgent or not (urgent or (self._flush_is_idle and not idly)):
                 return
             self._flush.cancel()
-        self._flush_is_urgent = urgent
+        self._flush_is_urgent, self._flush_is_idle = urgent, idly
         if urgent:
             self._flush = self._loop.call_soon(self._guarded, self._do_flush)
         else:
-            self._flush = self._loop.call_later(self.config.flush_interval_ms / 1000, self._guarded, self._do_flush)
+            seconds = self.config.flush_interval_ms / 1000 * (IDLY if idly else 1)
+            self._flush = self._loop.call_later(seconds, self._guarded, self._do_flush)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """For what the loop calls: it would only log what is raised."""
@@ -183,9 +185,8 @@ class Pager(SchedulerPlugin):
         return resident.id != 0 and self.session is not None and self._told_at.get(resident.id, 0) <= self.session.durable_seq
 
     def _forget_told(self, durable_seq: int) -> None:
-        told = self._told
-        while told and told[0][0] <= durable_seq:
-            seq, id = told.popleft()
+        while self._told and self._told[0][0] <= durable_seq:
+            seq, id = self._told.popleft()
             if self._told_at.get(id) == seq:
                 del self._told_at[id]
 
@@ -348,26 +349,25 @@ class Pager(SchedulerPlugin):
         if resident is None:
             return
         try:
-            self.residency.follow(resident, start, finish)
-        except Exception as e:
-            # Stock ignores a plugin that raises.
+            self.residency.follow(resident, finish)
+        except Exception as e:  # stock ignores a plugin that raises
             logger.critical("the adapter failed to follow %r from %s to %s", key, start, finish, exc_info=True)
             self.on_fault(repr(e))
             raise
-        if finish == "memory" and "startstops" in kwargs and self.session is not None and self.session.history:
-            resident.ran = run_of(kwargs)
         if finish in ("memory", "erred"):
+            if "startstops" in kwargs and self.session is not None and self.session.history and finish == "memory":
+                resident.ran = run_of(kwargs)
             if key in self.fire_and_forget:
                 self.forgotten.end(key)
-            self.schedule(urgent=self._hungry())
-        elif self._flush is None:
-            self.schedule()
+            self.schedule(urgent=self._hungry(), idly=not self.window.awaited)
+        elif self._flush is None or (self._flush_is_idle and self.window.awaited):
+            self.schedule(idly=not self.window.awaited)
 
     def _hungry(self) -> bool:
         """Whether more work should be asked for without waiting: there is some on disk, and little or nothing runnable here."""
         if not self.backlog or (self.session is not None and self.session.in_flight):
             return False
-        if 2 * len(self.window.leased) < self.config.lookahead:
+        if 2 * len(self.window.leased) < leases_max(self.scheduler.total_nthreads, self.config.lookahead):
             return True
         return not self.scheduler.queued and internals.slots_open(self.scheduler)
 
@@ -378,7 +378,7 @@ class Pager(SchedulerPlugin):
         self._unneeded_now.extend(residents)
 
     def _release_unneeded(self) -> None:
-        residents, self._unneeded_now = self._unneeded_now, []
+        self._unneeded_now, residents = [], self._unneeded_now
         self.residency.release_unneeded(residents)
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -433,8 +433,9 @@ class Pager(SchedulerPlugin):
             _, command = self._ended_at.popleft()
             self._ended(command)
         if self._gathering or self._pending or self.window.changed:
+            idly = not (self._gathering or self._pending or self.window.awaited or result.added)
             self._gathering = False
-            self.schedule()
+            self.schedule(idly=idly)
 
     def _ended(self, command: Unwant | DropClient) -> None:
         residency = self.residency
@@ -492,9 +493,8 @@ class Pager(SchedulerPlugin):
             self.scheduler.client_send(erred.client, {"op": "cancelled-keys", "keys": [unpack_key(erred.key)], "reason": "lost data"})
             return
         exception, traceback = read_error(erred.payload)
-        self.scheduler.client_send(
-            erred.client, {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
-        )
+        message = {"op": "task-erred", "key": unpack_key(erred.key), "exception": exception, "traceback": traceback}
+        self.scheduler.client_send(erred.client, message)
 
 
 _REPORT_ORDER = {Level.MEMORY: 0, Level.ERRED: 1, Level.RELEASED: 2, Level.HELD: 3, Level.OUT: 4}

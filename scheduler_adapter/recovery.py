@@ -249,11 +249,11 @@ class Recovery(SchedulerPlugin):
             logger.warning("taskdb: %d clients did not come back; what only they wanted is let go of: %s", len(gone), ", ".join(gone[:10]))
             self.pager.send(*[DropClient(name) for name in gone])
 
-    async def gather(self, keys: Collection[Any], **kwargs: Any) -> Any:
-        """`gather`: what a worker may be about to bring is waited for."""
+    async def gather(self, keys: Collection[Any], serializers: list[str] | None = None) -> Any:
+        """`gather`: what a worker may be about to bring is waited for. (Dask looks at the names of the parameters.)"""
         while self.active and any(key not in self.scheduler.tasks and key not in self.pager.cooling for key in keys):
             await asyncio.wait([asyncio.ensure_future(self._ended.wait())], timeout=0.1)
-        return await self._stock_gather(keys=keys, **kwargs)
+        return await self._stock_gather(keys=keys, serializers=serializers)
 
     # --------------------------------------------------------------------------------------------------------- workers
 

@@ -7,7 +7,7 @@ ended, and a paged task that is done is cut from its dependencies. Says nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -16,19 +16,18 @@ from distributed.scheduler import TaskState as DaskTask
 from scheduler_adapter import dask_internals as internals
 from scheduler_adapter.dask_groups import GroupLedger
 from scheduler_adapter.keys import pack_keys, unpack_key
+from scheduler_adapter.restricted import Restricted
 from scheduler_adapter.reused import Reused
-from scheduler_adapter.specs import Shared, StoredSpec
+from scheduler_adapter.specs import Specs, StoredSpec
 from scheduler_adapter.submitted import Submission
 from scheduler_adapter.unclaimed import Unclaimed
 from scheduler_adapter.window import Resident, Window
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
-from taskdb.model import Level, TaskFlag
+from taskdb.model import Level
 
 if TYPE_CHECKING:
     from scheduler_adapter.cooling import Cooling
 
-#: Blobs kept as they were read, by their bytes: one or two a group, usually.
-SHARED_KEPT = 1000
 _UNFINISHED = ("waiting", "processing", "queued", "no-worker")
 
 
@@ -43,6 +42,7 @@ class Residency:
         self.holder = internals.holder()
         self.unclaimed = Unclaimed(scheduler, self.give_back)
         self.reused = Reused()
+        self.restricted = Restricted()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: New tasks of all graphs so far.
@@ -53,7 +53,8 @@ class Residency:
         self.restated: dict[str, tuple[Any, set[bytes]]] = {}
         #: Clients that are back and have yet to say what they want: they may have let go of it, and given its keys to other tasks.
         self.unheard: set[str] = set()
-        self._shared: dict[bytes, Shared] = {}
+        #: The lease's run spec and annotations.
+        self.spec = Specs().of
         #: Some resident has a count of dependents.
         self._counting = False
         #: Groups of graphs that ended while tasks of theirs were resident.
@@ -110,6 +111,7 @@ class Residency:
         resident = Resident(unpack_key(lease.key), lease.id, None, paged=True, told=believed)
         resident.failures = (lease.retries, lease.suspicious)
         self.window.changed[resident] = None
+        self.window.awaited = True
 
     def _claimed(self, key: Any, lease: Lease) -> bool:
         """A worker has what was leased, or something else under its key."""
@@ -139,13 +141,6 @@ class Residency:
             deps.append(dep)
         return deps
 
-    def spec(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
-        """The lease's run spec and annotations."""
-        shared = self._read_shared(lease.shared) if lease.shared else None
-        data = shared.spec(lease.spec) if shared is not None else lease.spec
-        spec = StoredSpec(data, data_producer=bool(lease.flags & TaskFlag.DATA_PRODUCER))
-        return spec, shared.annotations if shared is not None else {}
-
     def _is_over(self, resident: Resident, lease: Lease, spec: StoredSpec) -> bool:
         """Whether the lease is of another task, under the key of one that was let go of. (After a crash of the daemon a task may also come
         again under another id: then its spec is the same.)"""
@@ -158,7 +153,7 @@ class Residency:
         for cs in list(ts.who_wants or ()):
             if cs is not self.holder:
                 internals.unhold(ts, cs)
-        self._let_go(resident, ts)
+        self._let_go([resident])
 
     def enter(self, key: Any, lease: Lease, stub: Resident | None, spec: StoredSpec, annotations: dict[str, Any]) -> DaskTask:
         submission = self.submissions.get(lease.submission)
@@ -178,15 +173,19 @@ class Residency:
         self.count_dependents(resident, lease)
         if annotations:
             internals.annotate(self.scheduler, ts, annotations)
+        if self.restricted:
+            self.restricted.apply(ts, lease.submission)
         self.rank(resident, lease)
         internals.hold(ts, self.holder)
-        self.want(ts, lease.key, lease.clients)
+        if lease.clients:
+            self.want(ts, lease.key, lease.clients)
         self.window.leased.add(resident)
         return ts
 
     def count_dependents(self, resident: Resident, lease: Lease) -> None:
         # One that a client wants that has not come back (yet) is not kept by that client here: only the database knows.
-        absent = any(client in self.unheard or internals.client_state(self.scheduler, client) is None for client in lease.clients)
+        clients = lease.clients
+        absent = clients and any(client in self.unheard or internals.client_state(self.scheduler, client) is None for client in clients)
         resident.dependents = None if absent or lease.dependents == DEPENDENTS_UNKNOWN else lease.dependents
         self._counting = True
 
@@ -225,14 +224,6 @@ class Residency:
                 new.append(client)
                 internals.hold(ts, cs)
         return new
-
-    def _read_shared(self, data: bytes) -> Shared:
-        shared = self._shared.get(data)
-        if shared is None:
-            if len(self._shared) >= SHARED_KEPT:
-                self._shared.clear()
-            shared = self._shared[data] = Shared.read(data)
-        return shared
 
     def _leased_again(self, resident: Resident, lease: Lease) -> None:
         """The database leased what the scheduler has: say what it is now, or, if it rests (erred, released), start it again."""
@@ -279,39 +270,54 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------- follow
 
-    def follow(self, resident: Resident, start: str, finish: str) -> None:
-        """A resident moved from one of Dask's states to another."""
-        self.window.changed[resident] = None
+    def follow(self, resident: Resident, finish: str) -> None:
+        """A resident moved to another of Dask's states. A paged task that starts, finishes or is let go of here is nothing the database has
+        to act on soon, unless it alone knows who needs a result."""
+        window = self.window
+        paged = resident.paged and not resident.stub
+        if finish in _UNFINISHED:
+            if resident.told is not Level.HELD:
+                window.changed[resident] = None
+            if paged:
+                window.leased.add(resident)
+            return
+        window.changed[resident] = None
         ts = resident.task
-        if finish in ("released", "forgotten"):
-            resident.left_at = self.window.runs
-        if finish not in _UNFINISHED:
-            # What it needed may have been kept for it alone.
-            self.needed_less([dts.key for dts in ts.dependencies])
+        self._need_less(ts, done=paged and finish == "memory")
+        if not paged or finish == "erred" or (finish != "memory" and not resident.leaving):
+            window.awaited = True
         if finish in ("memory", "erred"):
             self.reused.ends((resident.key,))
+            if paged:
+                window.leased.discard(resident)
+                if finish == "memory":
+                    self.cooling.finished(resident)
+                internals.unlink(ts)
+            return
+        resident.left_at = window.runs
         if finish == "forgotten":
             self.reused.left(resident.key)
             self._left(resident, ts)
-        elif resident.paged and not resident.stub:
-            if finish in ("memory", "erred"):
-                self.window.leased.discard(resident)
-                if finish == "memory":
-                    self._need_less(ts)
-                    self.cooling.finished(resident)
-                internals.unlink(ts)
-            elif finish in _UNFINISHED:
-                self.window.leased.add(resident)
 
-    def _need_less(self, ts: DaskTask) -> None:
-        """A task is done: its dependencies have one dependent less to wait for. What nobody needs any more goes at once."""
+    def _need_less(self, ts: DaskTask, *, done: bool) -> None:
+        """A task does not need its dependencies (any more, if it is done: then they have one dependent less to wait for, and what nobody
+        needs goes at once)."""
         unneeded = []
+        by_key = self.window.by_key
         for dts in ts.dependencies:
-            dep = self.window.by_key.get(dts.key)
-            if dep is not None and dep.dependents is not None:
-                dep.dependents -= 1
-                if dep.dependents <= 0:
-                    unneeded.append(dep)
+            dep = by_key.get(dts.key)
+            if dep is None:
+                continue
+            if dep.kept:  # for this alone, it may be
+                self.needed_less((dep.key,))
+            if not done:
+                continue
+            if dep.dependents is None:
+                self.window.awaited = True
+                continue
+            dep.dependents -= 1
+            if dep.dependents <= 0:
+                unneeded.append(dep)
         if unneeded:
             self.on_unneeded(unneeded)
 
@@ -379,13 +385,11 @@ class Residency:
                 if not resident.kept:  # else it has been told: once is enough
                     resident.kept = True
                     self.window.tell_again([resident])
-        for resident in going.values():
-            if resident.task is not None:
-                self._let_go(resident, resident.task)
+        self._let_go(going.values())
         # IMPORTANT: not before: what is queued may be one that goes, whose inputs have gone.
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="taskdb-release")
 
-    def needed_less(self, keys: Any) -> None:
+    def needed_less(self, keys: Iterable[Any]) -> None:
         """A want, or a dependent, of these has ended: the database shall look again at what was kept against its word."""
         for key in keys:
             resident = self.window.by_key.get(key)
@@ -395,10 +399,11 @@ class Residency:
 
     def release_unneeded(self, residents: list[Resident]) -> None:
         """The same for what the count of dependents says: the database is told, not asked."""
-        for resident in residents:
-            ts = resident.task
-            if ts is not None and resident.paged and ts.state == "memory" and not self.needed_here(ts, ()):
-                self._let_go(resident, ts)
+        self._let_go(
+            resident
+            for resident in dict.fromkeys(residents)
+            if (ts := resident.task) is not None and resident.paged and ts.state == "memory" and not self.needed_here(ts, ())
+        )
 
     def needed_here(self, ts: DaskTask, but: Any) -> bool:
         """Whether a client wants it, or an unfinished resident, other than those named, depends on it."""
@@ -406,14 +411,19 @@ class Residency:
             return True
         return any(d.key not in but and d.state in _UNFINISHED for d in ts.dependents)
 
-    def _let_go(self, resident: Resident, ts: DaskTask) -> None:
-        resident.leaving = True
-        internals.cut_dependents(ts)
-        ts.has_lost_dependencies = True
-        internals.let_go(self.scheduler, self.holder, [ts], "taskdb-release")
-        if resident.task is not None:
-            # Nobody held it any more: stock has no reason to look at it.
-            self.scheduler.transitions({ts.key: "forgotten"}, "taskdb-release")
+    def _let_go(self, residents: Iterable[Resident]) -> None:
+        """All together: a transition of its own for each costs as much again."""
+        going = [resident for resident in residents if resident.task is not None]
+        tss = [resident.task for resident in going]
+        for resident, ts in zip(going, tss, strict=True):
+            resident.leaving = True
+            internals.cut_dependents(ts)
+            ts.has_lost_dependencies = True
+        internals.let_go(self.scheduler, self.holder, tss, "taskdb-release")
+        # Nobody held these any more: stock has no reason to look at them.
+        left = {resident.key: "forgotten" for resident in going if resident.task is not None}
+        if left:
+            self.scheduler.transitions(left, "taskdb-release")
 
     def may_be_over(self, key: Any) -> bool:
         """A task that only the holder wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""
@@ -469,6 +479,7 @@ class Residency:
     def maybe_end(self, submission: Submission) -> None:
         if submission.sealed and not submission.runs_under_way and submission.remaining <= 0:
             self.submissions.pop(submission.name, None)
+            self.restricted.end(submission.name)
             for name in submission.groups:
                 self._settle(name)
 
@@ -488,7 +499,6 @@ class Residency:
         self.restated.clear()
         self._unsettled.clear()
         self.holder = internals.holder()
-        self._shared.clear()
 
 
 def _plain(x: float) -> float:

@@ -6,6 +6,7 @@ So the first run id that a new task can have is kept with it, until it is done: 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,7 +25,8 @@ class Reused:
     def __init__(self) -> None:
         self._send: Callable[[Keep], None] = lambda keep: None
         self._first_run: dict[Any, int] = {}
-        self._recent: dict[Any, None] = {}
+        #: Not a dict, in which what is deleted in front is passed over ever again to find the first.
+        self._recent: OrderedDict[Any, None] = OrderedDict()
 
     def restore(self, send: Callable[[Keep], None], kept: dict[bytes, bytes]) -> None:
         self._send = send
@@ -34,10 +36,10 @@ class Reused:
 
     def left(self, key: Any) -> None:
         """A task under this key has left the scheduler."""
-        self._recent.pop(key, None)
         self._recent[key] = None
+        self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
+            self._recent.popitem(last=False)
 
     def comes(self, keys: Iterable[Any], may_be_over: Callable[[Any], bool]) -> None:
         """A graph has tasks under these keys. To be called before it is sent."""

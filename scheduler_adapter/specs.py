@@ -12,8 +12,13 @@ from typing import Any
 
 from distributed.protocol.pickle import dumps
 
+from taskdb.commands import Lease
+from taskdb.model import TaskFlag
+
 #: The few specs the scheduler itself looks into keep their object (by module and name, to import nothing early).
 _KEEP_OBJECT = {"P2PBarrierTask"}
+#: Blobs kept as they were read, by their bytes: one or two a group, usually.
+SHARED_KEPT = 1000
 
 
 class StoredSpec:
@@ -79,6 +84,25 @@ class Shared:
     def spec(self, stored: bytes) -> bytes:
         """The whole of a spec."""
         return self.head + unshrink(stored, self.dictionary)
+
+
+class Specs:
+    """Reads the specs of leases, and what they share once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[bytes, Shared] = {}
+
+    def of(self, lease: Lease) -> tuple[StoredSpec, dict[str, Any]]:
+        """The lease's run spec and annotations."""
+        producer = bool(lease.flags & TaskFlag.DATA_PRODUCER)
+        if not lease.shared:
+            return StoredSpec(lease.spec, data_producer=producer), {}
+        shared = self._shared.get(lease.shared)
+        if shared is None:
+            if len(self._shared) >= SHARED_KEPT:
+                self._shared.clear()
+            shared = self._shared[lease.shared] = Shared.read(lease.shared)
+        return StoredSpec(shared.spec(lease.spec), data_producer=producer), shared.annotations
 
 
 def shrink(spec: bytes, dictionary: bytes) -> bytes:

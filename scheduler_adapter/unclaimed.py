@@ -131,6 +131,8 @@ class Unclaimed:
 
     def told(self, op: str, key: Any, worker: str, message: dict[str, Any]) -> bool:
         """What a worker says of a task it runs. True: it is of one that is here, and no business of stock's."""
+        if not self._by_key:
+            return False
         ws = self.scheduler.workers.get(worker)
         brought = self._by_key.get(key, {}).get(ws) if ws is not None else None
         if ws is None or brought is None or brought.level is Level.MEMORY:

@@ -62,6 +62,8 @@ class Window:
         self.by_key: dict[Any, Resident] = {}
         self.by_id: dict[int, Resident] = {}
         self.changed: dict[Resident, None] = {}
+        #: Some of that is something the database has to act on.
+        self.awaited = False
         #: Paged tasks that are leased and unfinished.
         self.leased: set[Resident] = set()
         #: Paged tasks with results, those that finished first in front; and results without a task.
@@ -100,6 +102,7 @@ class Window:
         for resident in residents:
             resident.told = None
             self.changed[resident] = None
+            self.awaited = True
 
     def changes(self) -> list[tuple[Resident, Level]]:
         """What is to be told now, and is from now on taken as told. Those without an id stay for later; so do those that were let go of
@@ -121,6 +124,7 @@ class Window:
                 out.append((resident, level))
             resident.failures = failures
         self.changed = later
+        self.awaited = False
         return out
 
     def held_ids(self) -> list[int]:
@@ -147,4 +151,9 @@ def credit(*, threads: int, runnable: int, leased: int, lookahead: int) -> tuple
         ready = max(0, 1 - runnable)
         return ready, max(0, 1 - max(leased, runnable))
     ready = max(0, 2 * threads + 2 - runnable)
-    return ready, max(0, max(lookahead, 4 * threads) - leased)
+    return ready, max(0, leases_max(threads, lookahead) - leased)
+
+
+def leases_max(threads: int, lookahead: int) -> int:
+    """How many tasks to have leased."""
+    return max(lookahead, 4 * threads)

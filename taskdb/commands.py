@@ -290,7 +290,7 @@ class Added:
 DEPENDENTS_UNKNOWN = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each task, on both sides, and that takes three times as long
 class Lease:
     """A task handed to the scheduler. All its dependencies are in memory or leased."""
 

@@ -26,6 +26,8 @@ _BOTH_ENDS: Options = [
     # A peer that is gone without a word is noticed.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # What it says of a ping's answer goes before what keepalive says: a minute, unless told.
+    ("grpc.http2.ping_timeout_ms", 10_000),
 ]
 
 CLIENT_OPTIONS: Options = [

@@ -65,6 +65,19 @@ def test_what_is_not_lost_is_not_computed_again(tmp_path: Path) -> None:
         assert cluster.faults() == []
 
 
+def test_a_changed_restriction_outlives_its_worker(tmp_path: Path, window: int | None) -> None:
+    names = (("--name", "dies"), ("--name", "stays"))
+    with Cluster(tmp_path, window=window, workers=2, worker_args=names) as cluster, Client(cluster.address) as client:
+        future = client.submit(f.inc, 1, workers=["dies"])
+        assert future.result(timeout=PATIENCE_SECONDS) == 2
+        addresses = {worker["name"]: address for address, worker in client.scheduler_info()["workers"].items()}
+        client.sync(client.scheduler.set_restrictions, worker={future.key: addresses["stays"]})
+        cluster.kill(cluster.workers[0])
+        until(lambda: len(client.nthreads()) == 1, "the scheduler knows")
+        assert future.result(timeout=PATIENCE_SECONDS) == 2
+        assert cluster.faults() == []
+
+
 def test_only_worker_dies_and_another_comes(tmp_path: Path, window: int | None) -> None:
     """Everything that was in memory is lost, also what has long been let go of because it was used."""
     graph, last, expected = long_graph(tmp_path / "runs", 150)

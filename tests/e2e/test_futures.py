@@ -63,6 +63,26 @@ def test_cancel_of_a_running_future_stops_it(client: Client, tmp_path: Path, gat
     assert not (tmp_path / "after").exists()
 
 
+def test_a_client_that_takes_no_pickle(address: str, client: Client) -> None:
+    with Client(address, set_as_default=False, serializers=["dask", "msgpack"]) as other:
+        assert other.submit(f.inc, 1).result(timeout=30) == 2
+        function = other.submit(lambda: f.inc)
+        with pytest.raises(TypeError, match="serialize"):
+            other.gather(function, direct=False)
+
+
+def test_cancelled_keys_stand_in_the_schedulers_log(client: Client, gate: Path) -> None:
+    running = client.submit(f.wait_for_file, str(gate))
+    after = client.submit(f.inc, running)
+    until(lambda: f.all_known(client, [after.key]), "both have arrived")
+    running.cancel()
+    until(lambda: after.status == "cancelled", "told")
+    log = "\n".join(line for _, line in client.get_scheduler_logs())
+    assert f"Client {client.id} requests to cancel 1 keys" in log
+    assert f"Scheduler cancels key {running.key}" in log
+    assert f"Scheduler cancels key {after.key}" in log
+
+
 def test_cancel_takes_along_a_graph_that_is_still_arriving(client: Client, tmp_path: Path, gate: Path) -> None:
     """It depends on what is cancelled, and was sent before. A dependent that runs and holds its result would be a surprise."""
     started = tmp_path / "started"

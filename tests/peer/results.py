@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 STOCK = "stock"
-PASSED, FAILED, HUNG = "passed", "failed", "hung"
+PASSED, FAILED, HUNG, SKIPPED = "passed", "failed", "hung", "skipped"
 
 
 @dataclass
@@ -50,23 +50,30 @@ def read_exceptions(file: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def unknown(found: dict[str, dict[str, dict[str, Any]]], regime: str) -> list[str]:
+    """Tests that do not pass here, and that stock has not run."""
+    stock = found.get(STOCK, {})
+    return [test for test, line in found.get(regime, {}).items() if line["outcome"] in (FAILED, HUNG) and test not in stock]
+
+
 def rows(found: dict[str, dict[str, dict[str, Any]]], exceptions: dict[str, dict[str, str]]) -> list[Row]:
-    """A row for each file and regime but stock."""
+    """A row for each file and regime but stock. A test that passes here and was not run stock counts as one that passes stock."""
     stock = found.get(STOCK, {})
     table: dict[tuple[str, str], Row] = {}
     for regime in found.keys() - {STOCK}:
-        for test, line in stock.items():
-            if line["outcome"] != PASSED:
+        ours = found[regime]
+        for test in sorted(stock.keys() | ours.keys()):
+            outcome = ours.get(test, {}).get("outcome")
+            if stock.get(test, {"outcome": PASSED})["outcome"] != PASSED or (test not in stock and outcome == SKIPPED):
                 continue
             file = test.split("::")[0]
             row = table.setdefault((file, regime), Row(file, regime))
             row.passed_stock += 1
-            ours = found[regime].get(test)
-            if ours is None:
+            if outcome is None:
                 row.missing += 1
-            elif ours["outcome"] == PASSED:
+            elif outcome == PASSED:
                 row.passed += 1
-            elif ours["outcome"] == HUNG:
+            elif outcome == HUNG:
                 row.hung.append(test)
             elif regime in (reasons := exceptions.get(test, {})) or "" in reasons:
                 row.excepted.append(test)

@@ -34,6 +34,17 @@ def test_a_reason_for_one_regime_is_none_for_the_other(tmp_path: Path) -> None:
     assert len(row.differ) == 1
 
 
+def test_stock_is_asked_about_failures_only(tmp_path: Path) -> None:
+    write(tmp_path, "default", a="passed", b="failed", c="failed", d="skipped", e="hung")
+    write(tmp_path, "stock", c="failed")
+    found = results.read(tmp_path)
+    assert [test[-1] for test in results.unknown(found, "default")] == ["b", "e"]
+    write(tmp_path, "stock", b="passed", c="failed", e="passed")
+    (row,) = results.rows(results.read(tmp_path), {})
+    assert (row.passed_stock, row.passed, row.missing) == (3, 1, 0)
+    assert (len(row.differ), len(row.hung)) == (1, 1)
+
+
 @pytest.mark.parametrize("reason", ["", "it hangs", "a result is lost"])
 def test_no_reason(tmp_path: Path, reason: str) -> None:
     file = tmp_path / "x.toml"

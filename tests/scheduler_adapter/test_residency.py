@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from scheduler_adapter.keys import pack_key
 from scheduler_adapter.pager import Pager
 from scheduler_adapter.residency import Residency
 from scheduler_adapter.specs import pickle_spec
-from taskdb.commands import Lease
+from taskdb.commands import DEPENDENTS_UNKNOWN, Lease
 from taskdb.model import Rank
 from tests.e2e import functions as f
 
@@ -71,5 +72,72 @@ def test_what_was_kept_for_a_dependent_that_leaves_undone_is_told_again(how: str
             assert "kept" not in scheduler.tasks
             stop.touch()
             await until_in(scheduler, "runs", "memory")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("dependents", "asked"), [(1, False), (DEPENDENTS_UNKNOWN, True)])
+def test_the_database_is_told_soon_only_where_it_alone_knows_what_is_needed(dependents: int, asked: bool, tmp_path: Path) -> None:
+    """What has its last dependent finish here is let go of at once, and that can be told when there is more to tell."""
+    stop = tmp_path / "stop"
+
+    async def scene() -> None:
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True) as scheduler,
+            Worker(scheduler.address, nthreads=1),
+        ):
+            pager = Pager(scheduler, AdapterConfig.load())
+            scheduler.add_plugin(pager)
+            residency = pager.residency
+            inputs = [replace(lease(id, f"input-{id}", f.inc, id), dependents=dependents) for id in (1, 2)]
+            waits = lease(3, "waits", f.wait_for_file, str(stop))
+            total = lease(4, "total", f.total_of, *map(TaskRef, ("input-1", "input-2", "waits")), deps=[1, 2, 3])
+            residency.page_in([*inputs, waits, total])
+            await until_in(scheduler, "input-1", "memory")
+            await until_in(scheduler, "input-2", "memory")
+            assert not residency.window.awaited
+            stop.touch()
+            await until_in(scheduler, "total", "memory")
+            assert residency.window.awaited is asked
+            await asyncio.sleep(0)  # what is unneeded is let go of after the transition
+            assert ("input-1" in scheduler.tasks, "input-2" in scheduler.tasks) == (asked, asked)
+            residency.window.changes()
+            assert not residency.window.awaited
+
+    asyncio.run(scene())
+
+
+def test_what_cannot_be_taken_in_is_said_soon() -> None:
+    async def scene() -> None:
+        async with Scheduler(host="127.0.0.1", port=0, dashboard_address=":0") as scheduler:
+            residency = Pager(scheduler, AdapterConfig.load()).residency
+            residency.page_in([lease(2, "dependent", f.total_of, TaskRef("gone"), deps=[1])])
+            assert "dependent" not in scheduler.tasks
+            assert residency.window.awaited
+
+    asyncio.run(scene())
+
+
+def test_a_report_nobody_waits_for_does_not_hold_up_one_that_is_awaited() -> None:
+    async def scene() -> None:
+        async with Scheduler(host="127.0.0.1", port=0, dashboard_address=":0") as scheduler:
+            loop = asyncio.get_running_loop()
+            pager = Pager(scheduler, replace(AdapterConfig.load(), flush_interval_ms=10_000))
+
+            def due() -> float:
+                assert isinstance(pager._flush, asyncio.TimerHandle)
+                return pager._flush.when() - loop.time()
+
+            pager.schedule(idly=True)
+            assert due() > 10
+            pager.schedule()
+            assert due() <= 10
+            pager.schedule(idly=True)
+            assert due() <= 10
+            pager.schedule(urgent=True)
+            urgent = pager._flush
+            assert not isinstance(urgent, asyncio.TimerHandle)
+            pager.schedule()
+            assert pager._flush is urgent
 
     asyncio.run(scene())

@@ -21,7 +21,7 @@ from scheduler_adapter.reused import Reused
 from scheduler_adapter.specs import Specs, StoredSpec
 from scheduler_adapter.submitted import Submission
 from scheduler_adapter.unclaimed import Unclaimed
-from scheduler_adapter.window import Resident, Window
+from scheduler_adapter.window import Resident, Window, priority_of
 from taskdb.commands import DEPENDENTS_UNKNOWN, GroupCount, Lease
 from taskdb.model import Level
 
@@ -192,7 +192,7 @@ class Residency:
     def rank(self, resident: Resident, lease: Lease) -> None:
         """Its place in the order, and how often it may fail and has failed."""
         ts, rank = resident.task, lease.rank
-        ts.priority = (_plain(rank.user), _plain(rank.generation), _plain(rank.order))
+        ts.priority = priority_of(rank)
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious
@@ -499,7 +499,3 @@ class Residency:
         self.restated.clear()
         self._unsettled.clear()
         self.holder = internals.holder()
-
-
-def _plain(x: float) -> float:
-    return int(x) if x == int(x) else x

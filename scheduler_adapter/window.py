@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler_adapter.cold import ColdResults
-from taskdb.model import Level
+from taskdb.model import Level, Rank
 
 _LEVEL = {"memory": Level.MEMORY, "erred": Level.ERRED, "released": Level.RELEASED, "forgotten": Level.OUT}
 #: Levels that end a result.
@@ -157,3 +157,9 @@ def credit(*, threads: int, runnable: int, leased: int, lookahead: int) -> tuple
 def leases_max(threads: int, lookahead: int) -> int:
     """How many tasks to have leased."""
     return max(lookahead, 4 * threads)
+
+
+def priority_of(rank: Rank) -> tuple[float, float, float]:
+    """As Dask has it: whole numbers are ints."""
+    user, generation, order = (int(x) if x == int(x) else x for x in rank)
+    return user, generation, order

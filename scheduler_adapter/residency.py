@@ -41,8 +41,7 @@ class Residency:
         self.ledger = GroupLedger(scheduler)
         self.holder = internals.holder()
         self.unclaimed = Unclaimed(scheduler, self.give_back)
-        self.reused = Reused()
-        self.restricted = Restricted()
+        self.reused, self.restricted = Reused(), Restricted()
         self.submissions: dict[str, Submission] = {}
         self.most_resident = 0
         #: New tasks of all graphs so far.
@@ -191,8 +190,8 @@ class Residency:
 
     def rank(self, resident: Resident, lease: Lease) -> None:
         """Its place in the order, and how often it may fail and has failed."""
-        ts, rank = resident.task, lease.rank
-        ts.priority = priority_of(rank)
+        ts = resident.task
+        ts.priority = priority_of(lease.rank)
         if lease.retries >= 0:
             ts.retries = lease.retries
         ts.suspicious = lease.suspicious

@@ -37,6 +37,8 @@ ATTEMPT_SECONDS = 10.0
 WITHOUT_SECONDS = 10.0
 #: A call may fail before the stream is seen to be broken; so long it is waited for that.
 NOTICED_SECONDS = 1.0
+#: How long, at most, a client that closes waits until the scheduler has the work it leaves behind.
+LEAVES_SECONDS_MAX = 20.0
 #: Calls that change nothing, so they can be made again.
 READS = {
     "adaptive_target",
@@ -86,6 +88,7 @@ async def dask_setup(client: Client) -> None:
 async def dask_teardown(client: Client) -> None:
     survivor: Survivor | None = getattr(client, "taskdb", None)
     if survivor is not None:
+        await survivor.leaves()
         survivor.end("the client is being closed")
 
 
@@ -105,6 +108,8 @@ class Survivor:
         #: Schedulers it has been connected to.
         self._lives = 1
         self._changed = asyncio.Event()
+        #: Set when something is acknowledged, or the stream breaks.
+        self._told = asyncio.Event()
         #: Why no scheduler is waited for any more.
         self._ended = ""
 
@@ -117,7 +122,7 @@ class Survivor:
         self.epoch, self.store = int(answer["epoch"]), str(answer["store"])
         self._stock_send = internals.replace_send(client, self._send)
         self._stock_reconnect = internals.replace_reconnect(client, self._reconnect)
-        internals.on_message(client, "taskdb-acknowledged", self.outbox.acknowledged)
+        internals.on_message(client, "taskdb-acknowledged", self._acknowledged)
         internals.make_patient(client, self._patience)
         client.taskdb = self
 
@@ -139,6 +144,21 @@ class Survivor:
         self._changed.set()
 
     # --------------------------------------------------------------------------------------------------------- talking
+
+    async def leaves(self) -> None:
+        """Before the stream ends: with it all that is still on its way would be lost, and nobody else can say it again."""
+        self._told.clear()
+        try:
+            async with asyncio.timeout(LEAVES_SECONDS_MAX):
+                while self._live and self.outbox.leaves_work:
+                    await self._told.wait()
+                    self._told.clear()
+        except TimeoutError:
+            logger.warning("taskdb: the scheduler did not say that it has all fire-and-forget work; this client closes all the same")
+
+    def _acknowledged(self, number: int) -> None:
+        self.outbox.acknowledged(number)
+        self._told.set()
 
     def _send(self, message: Words) -> None:
         """In the place of `Client._send_to_scheduler_safe`."""
@@ -162,6 +182,7 @@ class Survivor:
             await self._stock_reconnect()
             return
         self._live = False
+        self._told.set()
         self._changed.clear()
         limit = self._limit_seconds
         logger.warning(

@@ -44,6 +44,11 @@ class Outbox:
         """Messages that are not acknowledged."""
         return len(self._kept)
 
+    @property
+    def leaves_work(self) -> bool:
+        """What is fired and forgotten is not acknowledged yet."""
+        return any(message["op"] == "client-desires-keys" for message in self._kept)
+
     def take(self, message: Words, live: bool) -> Words:
         """The message as it is to be sent: numbered, and kept, if it must not be lost. `live`: it will be given to a scheduler now; if not,
         it is kept for the next one as far as that has a use for it."""

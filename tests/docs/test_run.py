@@ -84,6 +84,8 @@ def test_the_client_of_the_quick_start(cluster: Running) -> None:
 
 
 def test_commands_that_ask_the_daemon(cluster: Running) -> None:
+    with Client(cluster.here("tcp://127.0.0.1:8786"), set_as_default=False) as client:
+        assert client.submit(int, "1").result(timeout=60) == 1  # there is something to report
     asked = {tuple(words) for page in PAGES for words in commands(page, "online")}
     assert {words[1] for words in asked} >= {"status", "tasks", "explain"}
     for words in sorted(asked):

@@ -50,6 +50,16 @@ def test_what_must_not_be_lost_is_numbered_and_kept(outbox: Outbox) -> None:
     outbox.acknowledged(1)  # said twice
 
 
+def test_work_is_left_behind_until_what_is_fired_and_forgotten_is_acknowledged(outbox: Outbox) -> None:
+    outbox.take(graph("x"), live=True)
+    assert not outbox.leaves_work
+    number = outbox.take(forget("x"), live=True)["taskdb_number"]
+    outbox.acknowledged(number - 1)
+    assert outbox.leaves_work
+    outbox.acknowledged(number)
+    assert not outbox.leaves_work
+
+
 @pytest.mark.parametrize(
     "message",
     [

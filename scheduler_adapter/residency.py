@@ -411,18 +411,18 @@ class Residency:
         return any(d.key not in but and d.state in _UNFINISHED for d in ts.dependents)
 
     def _let_go(self, residents: Iterable[Resident]) -> None:
-        """All together: a transition of its own for each costs as much again."""
-        going = [resident for resident in residents if resident.task is not None]
-        tss = [resident.task for resident in going]
-        for resident, ts in zip(going, tss, strict=True):
-            resident.leaving = True
-            internals.cut_dependents(ts)
-            ts.has_lost_dependencies = True
-        internals.let_go(self.scheduler, self.holder, tss, "taskdb-release")
-        # Nobody held these any more: stock has no reason to look at them.
-        left = {resident.key: "forgotten" for resident in going if resident.task is not None}
-        if left:
-            self.scheduler.transitions(left, "taskdb-release")
+        """All together: each transition costs. What runs goes first: by its links its worker counts what it needs no more."""
+        there = list(residents)
+        for unfinished in (True, False):
+            going = [r for r in there if r.task is not None and (r.task.state in _UNFINISHED) is unfinished]
+            for resident in going:
+                resident.leaving = True
+                internals.cut_dependents(resident.task)
+                resident.task.has_lost_dependencies = True
+            internals.let_go(self.scheduler, self.holder, [resident.task for resident in going], "taskdb-release")
+            # Nobody held these any more: stock has no reason to look at them.
+            if left := {resident.key: "forgotten" for resident in going if resident.task is not None}:
+                self.scheduler.transitions(left, "taskdb-release")
 
     def may_be_over(self, key: Any) -> bool:
         """A task that only the holder wants may be forgotten by the database, and its key mean another one: `Added.known` will say."""

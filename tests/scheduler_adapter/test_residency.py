@@ -141,3 +141,30 @@ def test_a_report_nobody_waits_for_does_not_hold_up_one_that_is_awaited() -> Non
             assert pager._flush is urgent
 
     asyncio.run(scene())
+
+
+def test_a_worker_counts_no_more_what_runs_and_its_input_let_go_of_together(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+
+    async def scene() -> None:
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True) as scheduler,
+            Worker(scheduler.address, nthreads=1),
+            Worker(scheduler.address, nthreads=1),
+        ):
+            pager = Pager(scheduler, AdapterConfig.load())
+            scheduler.add_plugin(pager)
+            residency = pager.residency
+            residency.page_in([lease(1, "input", f.inc, 1)])
+            await until_in(scheduler, "input", "memory")
+            (has_it,) = scheduler.tasks["input"].who_has
+            scheduler.handle_worker_status_change("paused", has_it, stimulus_id="test")
+            residency.page_in([lease(2, "runs", f.wait_for_file, str(stop), 0, TaskRef("input"), deps=[1])])
+            assert scheduler.tasks["runs"].processing_on not in (None, has_it)
+            by_id = residency.window.by_id
+            residency.release([by_id[1], by_id[2]])
+            assert not scheduler.tasks
+            scheduler.validate_state()
+            stop.touch()
+
+    asyncio.run(scene())

@@ -14,7 +14,7 @@ from taskdb.engine import growth, ingest, recovery, reports, spool, wants
 from taskdb.engine.background import drain
 from taskdb.engine.leasing import lease, lease_of
 from taskdb.engine.moves import Moves
-from taskdb.engine.refs import find_graph
+from taskdb.engine.refs import find_graph, stored_graph
 from taskdb.engine.spooled_keys import Place, SpooledKeys
 from taskdb.engine.todo import Todo
 from taskdb.engine.transitions import ERRED, MEMORY, PROCESSING, claim, hold, needed
@@ -150,6 +150,7 @@ class Engine:
         return self._done(work), refused
 
     def _apply_one(self, work: Work, command: c.Command) -> None:
+        spool.reach(work, command)
         match command:
             case c.Report():
                 reports.report(work, command)
@@ -161,7 +162,6 @@ class Engine:
                     drain(work, STEP_ITEMS_BEFORE_ADD)
                 ingest.add_tasks(work, command, self._free_bytes)
             case c.AddRule():
-                spool.carry_all(work)
                 if work.has_todo:
                     drain(work, STEP_ITEMS_BEFORE_ADD)  # as for AddTasks
                 growth.add_rule(work, command, self._free_bytes)
@@ -172,10 +172,8 @@ class Engine:
             case c.AbortGraph():
                 ingest.abort(work, command.submission)
             case c.Want():
-                spool.reach(work, command.keys)
                 wants.want(work, command.client, command.keys)
             case c.Unwant():
-                spool.reach(work, command.keys)
                 wants.unwant(work, command.client, command.keys)
             case c.DropClient():
                 spool.end_wants_of(work, command.client)
@@ -187,13 +185,10 @@ class Engine:
             case c.Blame():
                 reports.blame(work, command)
             case c.Cancel():
-                spool.carry_all(work)
                 wants.cancel(work, command.client, command.keys, command.force)
             case c.Retry():
-                spool.reach(work, command.keys)
                 reports.retry(work, command)
             case c.Adopt():
-                spool.reach(work, command.keys)
                 recovery.adopt(work, command)
             case c.TakeWhole():
                 recovery.take_whole(work, command.submission)
@@ -261,7 +256,9 @@ class Engine:
         """Runs that these commands name tasks of, with those before them: to be carried out first, in this order. So each takes some
         milliseconds; `apply` does by itself what was left out, in one go."""
         self._spooled.attend(txn)
-        return spool.needed_by(txn, self._spooled, commands) if self._spooled.tasks else []
+        if not self._spooled.tasks:
+            return []
+        return spool.needed_by(txn, self._spooled, commands, lambda name: stored_graph(txn, name))
 
     def carry(self, txn: WriteTxn, place: Place) -> Result:
         """Carry out a spooled run, if it is there: those before it have been."""

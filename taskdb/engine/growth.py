@@ -14,17 +14,18 @@ from collections.abc import Callable, Sequence
 
 from taskdb.commands import Added, AddRule, AddTasks
 from taskdb.engine.again import answer_again
+from taskdb.engine.hunger import is_hungry
 from taskdb.engine.ingest import add_names, add_runs, check_room, complete, named_graph
 from taskdb.engine.newcomers import expect_less, link, meet, place, tell_one
 from taskdb.engine.refs import find_key, look_up, rule_place, unmade
 from taskdb.engine.ruled import new_ruled
 from taskdb.engine.spool import reach_id
 from taskdb.engine.todo import Todo
-from taskdb.engine.transitions import ERRED, PROCESSING, RELEASED, recheck
+from taskdb.engine.transitions import ERRED, RELEASED, recheck
 from taskdb.engine.wants import add_want, intern_client
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest, InvariantBroken, LimitExceeded
-from taskdb.limits import COUNT_MAX, GROW_QUEUED, GROW_TASKS, GROW_WAITING, RULE_OUTPUTS_MAX, TASK_BYTES_ESTIMATE
+from taskdb.limits import COUNT_MAX, GROW_TASKS, RULE_OUTPUTS_MAX, TASK_BYTES_ESTIMATE
 from taskdb.model import TaskFlag
 from taskdb.rules import Rule
 from taskdb.store.base import ReadTxn
@@ -134,7 +135,7 @@ def grow_some(work: Work, free_bytes: Callable[[], int] | None) -> bool:
     graphs = []
     for key, _ in work.txn.scan(Table.GROWTH):
         growth, graph = work.growth(int.from_bytes(key)), work.known_graph(int.from_bytes(key))
-        if growth is not None and _is_hungry(graph, growth):
+        if growth is not None and _wants_more(graph, growth):
             graphs.append(graph)
     if not graphs:
         return False
@@ -147,15 +148,11 @@ def grow_some(work: Work, free_bytes: Callable[[], int] | None) -> bool:
 
 def hungry(txn: ReadTxn) -> bool:
     """Whether some graph with a rule has few tasks queued. Reads one record for each of them."""
-    return any(_is_hungry(decode_graph(0, txn.get(Table.GRAPHS, key) or b""), decode_growth(data)) for key, data in txn.scan(Table.GROWTH))
+    return any(_wants_more(decode_graph(0, txn.get(Table.GRAPHS, key) or b""), decode_growth(data)) for key, data in txn.scan(Table.GROWTH))
 
 
-def _is_hungry(graph: GraphRecord, growth: Growth) -> bool:
-    waiting, queued, processing = graph.counts[:PROCESSING]
-    if graph.status != GraphStatus.GROWING or not growth.ungrown or queued >= GROW_QUEUED:
-        return False
-    # Many may wait for few that nobody takes.
-    return waiting < GROW_WAITING or not queued + processing
+def _wants_more(graph: GraphRecord, growth: Growth) -> bool:
+    return graph.status == GraphStatus.GROWING and growth.ungrown > 0 and is_hungry(graph)
 
 
 def grow(work: Work, graph: GraphRecord, count: int) -> None:
@@ -256,8 +253,7 @@ def end_growth(work: Work, graph_id: int) -> None:
 def made(work: Work, task_id: int) -> TaskRecord | None:
     """A task that the scheduler says it has. If it had been made when the daemon died, or an output's turn had come, so it comes now."""
     task = work.task(task_id)
-    if task is None and work.spooled.tasks:
-        reach_id(work, task_id)
+    if task is None and reach_id(work, task_id):
         task = work.task(task_id)
     if task is not None and not task.flags & UNGROWN:
         return task

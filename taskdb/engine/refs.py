@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import (
+    GraphRecord,
     GraphStatus,
     Growth,
     RuleHead,
@@ -157,14 +158,21 @@ def dropped_by_group(txn: ReadTxn, graph_id: int) -> dict[int, int]:
     return dict(enumerate(decode_dropped(data), head.first_group))
 
 
+def stored_graph(txn: ReadTxn, submission: str) -> GraphRecord | None:
+    """As it stands in the store."""
+    number = find_graph(txn, submission)
+    data = txn.get(Table.GRAPHS, U64.pack(number))
+    return None if data is None else decode_graph(number, data)
+
+
 def graph_status(txn: ReadTxn, submission: str) -> int | None:
-    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
-    return None if data is None else decode_graph(0, data).status
+    graph = stored_graph(txn, submission)
+    return None if graph is None else graph.status
 
 
 def tasks_added(txn: ReadTxn, submission: str) -> int:
-    data = txn.get(Table.GRAPHS, U64.pack(find_graph(txn, submission)))
-    return 0 if data is None else decode_graph(0, data).added
+    graph = stored_graph(txn, submission)
+    return 0 if graph is None else graph.added
 
 
 def is_open(txn: ReadTxn, submission: str) -> bool:

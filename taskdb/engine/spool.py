@@ -11,15 +11,17 @@ there are no spooled runs beside them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from taskdb.commands import Added, AddRule, AddTasks, Adopt, Cancel, Cancelled, Command, Retry, Unwant, Want
+from taskdb.engine.hunger import is_hungry
 from taskdb.engine.ingest import Run, abort_graph, add_names, add_runs, bring, check_room, checked, complete, resolve_old
 from taskdb.engine.refs import find_graph, spooled_runs
 from taskdb.engine.spooled_keys import Place, SpooledKeys
 from taskdb.engine.work import Work
 from taskdb.errors import InvalidRequest
-from taskdb.limits import CHUNK_TASKS, GROW_QUEUED, GROW_WAITING, SPOOL_TASKS_MAX, TASK_BYTES_ESTIMATE
+from taskdb.limits import CHUNK_TASKS, SPOOL_TASKS_MAX, TASK_BYTES_ESTIMATE
 from taskdb.model import GraphFlag, TaskFlag
 from taskdb.store.base import ReadTxn
 from taskdb.store.codec import UNWANTED, GraphRecord, GraphStatus, decode_graph
@@ -43,19 +45,15 @@ def spool_tasks(work: Work, command: AddTasks, free_bytes: Callable[[], int] | N
     Raises InvalidRequest, LimitExceeded, NoRoom; then nothing of it was written.
     """
     graph = work.graph(find_graph(work.txn, command.submission))
-    if graph is None or graph.status != GraphStatus.OPEN:
-        reach(work, command.keys)
+    if graph is None or graph.status != GraphStatus.OPEN or _comes_again(graph, command):
         return False
-    if command.first_index < graph.added:
-        return False  # it comes again
-    reach(work, command.keys)
     digests = _spoolable(work, graph, command)
     if digests is None:
         carry_graph(work, graph.id)
         return False
     run = checked(graph, command, free_bytes)
     while work.spooled.tasks + len(digests) > SPOOL_TASKS_MAX and (oldest := _first_graph(work)):
-        carry_out(work, (oldest, _places(work.txn, oldest)[0]))
+        carry_first(work, oldest)
         work.trim()
     add_names(work, graph, command.new_groups, command.new_shared)
     count = len(digests)
@@ -105,15 +103,23 @@ def carry_out(work: Work, place: Place) -> None:
         complete(work, graph)
 
 
+def carry_if_there(work: Work, place: Place) -> None:
+    """The same, unless it has come, or its graph is taken back."""
+    there = work.txn.get(Table.SPOOL, U64_PAIR.pack(*place)) is not None
+    if there and work.known_graph(place[0]).status != GraphStatus.ABORTED:
+        carry_out(work, place)
+
+
+def carry_first(work: Work, graph_id: int) -> None:
+    for key, _ in spooled_runs(work.txn, graph_id):
+        carry_out(work, U64_PAIR.unpack(key))
+        break
+
+
 def carry_to(work: Work, place: Place) -> None:
     """Carry out a run, and those before it."""
-    graph_id, first_index = place
-    for at in _places(work.txn, graph_id):
-        if at > first_index:
-            break
-        if work.known_graph(graph_id).status == GraphStatus.ABORTED:
-            break
-        carry_out(work, (graph_id, at))
+    for before in _up_to(work.txn, place):
+        carry_if_there(work, before)
 
 
 def carry_graph(work: Work, graph_id: int) -> None:
@@ -121,49 +127,46 @@ def carry_graph(work: Work, graph_id: int) -> None:
     work.trim()
 
 
-def carry_all(work: Work) -> None:
-    """What is to come depends on links that are not there yet."""
-    while work.spooled.tasks and (graph_id := _first_graph(work)):
-        carry_graph(work, graph_id)
-
-
-def reach(work: Work, keys: Iterable[bytes]) -> None:
-    """Somebody names these keys: those that are spooled come first."""
+def reach(work: Work, command: Command) -> None:
+    """Before a command is carried out: what it names is there."""
     if not work.spooled.tasks:
         return
-    for key in keys:
-        place = work.spooled.place_of(digest(key))
-        if place is not None:
-            carry_to(work, place)
-            work.trim()
+    for place in needed_by(work.txn, work.spooled, [command], lambda name: work.graph(find_graph(work.txn, name))):
+        carry_if_there(work, place)
+        work.trim()
 
 
-def needed_by(txn: ReadTxn, spooled: SpooledKeys, commands: Iterable[Command]) -> list[Place]:
-    """What `reach` and `carry_all` would carry out for these commands."""
+def needed_by(
+    txn: ReadTxn, spooled: SpooledKeys, commands: Iterable[Command], graph_of: Callable[[str], GraphRecord | None]
+) -> list[Place]:
+    """Runs that these commands name tasks of, and those before them, in the order in which they have to be carried out. All, if what is to
+    come depends on links that are not there yet. `graph_of`: the graph of a submission."""
     last: dict[int, int] = {}
     for command in commands:
         if isinstance(command, AddRule | Cancel):
             last = {int.from_bytes(key[:8]): _ALL for key, _ in txn.scan(Table.SPOOL)}
             break
+        if isinstance(command, AddTasks) and (graph := graph_of(command.submission)) is not None and _comes_again(graph, command):
+            continue
         if isinstance(command, AddTasks | Want | Unwant | Retry | Adopt):
             for key in command.keys:
                 place = spooled.place_of(digest(key))
                 if place is not None:
                     last[place[0]] = max(last.get(place[0], 0), place[1])
-    return [(graph_id, at) for graph_id in sorted(last) for at in _places(txn, graph_id) if at <= last[graph_id]]
+    return [place for up_to in sorted(last.items()) for place in _up_to(txn, up_to)]
 
 
-def carry_if_there(work: Work, place: Place) -> None:
-    there = work.txn.get(Table.SPOOL, U64_PAIR.pack(*place)) is not None
-    if there and work.known_graph(place[0]).status != GraphStatus.ABORTED:
-        carry_out(work, place)
+def _comes_again(graph: GraphRecord, command: AddTasks) -> bool:
+    """An open submission has this run: it is answered as before, and what is spooled stays so."""
+    return graph.status == GraphStatus.OPEN and command.first_index < graph.added
 
 
-def reach_id(work: Work, task_id: int) -> None:
-    """The scheduler names a task that is not there. Perhaps it had come when the daemon died."""
-    place = work.spooled.place_of_id(task_id) if work.spooled.tasks else None
+def reach_id(work: Work, task_id: int) -> bool:
+    """The scheduler names a task that is not there. Perhaps it had come when the daemon died: then it is there on return, and this True."""
+    place = work.spooled.place_of_id(task_id)
     if place is not None:
         carry_to(work, place)
+    return place is not None
 
 
 def end_wants_of(work: Work, client: str) -> None:
@@ -188,8 +191,11 @@ def _first_graph(work: Work) -> int:
     return 0
 
 
-def _places(txn: ReadTxn, graph_id: int) -> list[int]:
-    return [int.from_bytes(key[8:]) for key, _ in spooled_runs(txn, graph_id)]
+def _up_to(txn: ReadTxn, place: Place) -> list[Place]:
+    """A run, and those before it, of its graph."""
+    graph_id, first_index = place
+    places: Iterator[Place] = (U64_PAIR.unpack(key) for key, _ in spooled_runs(txn, graph_id))
+    return list(takewhile(lambda other: other[1] <= first_index, places))
 
 
 def has_runs(txn: ReadTxn, graph_id: int) -> bool:
@@ -205,30 +211,25 @@ def hungry_graphs(txn: ReadTxn) -> list[int]:
     start = 0
     while (pair := txn.first(Table.SPOOL, U64_PAIR.pack(start, 0))) is not None:
         graph_id = int.from_bytes(pair[0][:8])
-        if _is_hungry(decode_graph(graph_id, txn.get(Table.GRAPHS, U64.pack(graph_id)) or b"")):
+        if _wants_more(decode_graph(graph_id, txn.get(Table.GRAPHS, U64.pack(graph_id)) or b"")):
             found.append(graph_id)
         start = graph_id + 1
     return found
 
 
-def _is_hungry(graph: GraphRecord) -> bool:
-    waiting, queued, processing = graph.counts[:3]
-    if graph.status == GraphStatus.ABORTED or queued >= GROW_QUEUED:
-        return False
-    # Many may wait for few that nobody takes.
-    return waiting < GROW_WAITING or not queued + processing
+def _wants_more(graph: GraphRecord) -> bool:
+    return graph.status != GraphStatus.ABORTED and is_hungry(graph)
 
 
 def carry_some(work: Work, free_bytes: Callable[[], int] | None) -> bool:
     """One run of the first graph that has few tasks queued. True if there is more to carry out now. Raises NoRoom."""
-    graphs = [graph for graph in map(work.known_graph, hungry_graphs(work.txn)) if _is_hungry(graph)]
+    graphs = [graph for graph in map(work.known_graph, hungry_graphs(work.txn)) if _wants_more(graph)]
     if not graphs:
         return False
     graph = min(graphs, key=lambda graph: graph.generation)
     if free_bytes is not None:
         check_room(free_bytes(), CHUNK_TASKS * TASK_BYTES_ESTIMATE, "tasks of a run that came before")
-    for first_index in _places(work.txn, graph.id)[:1]:
-        carry_out(work, (graph.id, first_index))
+    carry_first(work, graph.id)
     return True
 
 

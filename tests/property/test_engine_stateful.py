@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from taskdb import commands as c
-from taskdb.engine import background, leasing, spool
+from taskdb.engine import background, hunger, leasing, spool
 from taskdb.engine import engine as engine_module
 from taskdb.engine.engine import Engine
 from taskdb.engine.invariants import Snapshot, violations
@@ -826,7 +826,7 @@ class SpooledMachine(SmallStepsMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        more = [mock.patch.object(spool, "GROW_QUEUED", 2), mock.patch.object(spool, "SPOOL_TASKS_MAX", 9)]
+        more = [mock.patch.object(hunger, "GROW_QUEUED", 2), mock.patch.object(spool, "SPOOL_TASKS_MAX", 9)]
         for patch in more:
             patch.start()
         self._patches += more

@@ -131,7 +131,7 @@ def replaced(session: type[Session] = Session) -> Iterator[None]:
         "distributed.core.SystemMonitor": _NoMonitor,
         "scheduler_adapter.adapter.Session": functools.partial(session, channel=Channel, why_closed=why_closed),
         "scheduler_adapter.adapter.IngestProcess": InlineIngest,
-        "taskdb.engine.spool.GROW_QUEUED": 2,
+        "taskdb.engine.hunger.GROW_QUEUED": 2,
         "scheduler_adapter.graph.RUN_TASKS": RUN_TASKS,
         "scheduler_adapter.dask_worker.BatchedSend": Sender,
         "scheduler_adapter.dask_worker.connect": _connect,

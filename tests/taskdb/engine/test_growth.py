@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import growth
+from taskdb.engine import hunger
 from taskdb.model import Level, TaskFlag
 from taskdb.rules import Layer, Rule
 from tests.support.grown_world import Grown, anomaly, grid, tree
@@ -36,7 +36,7 @@ def test_it_is_made_only_as_it_is_needed(world: Grown) -> None:
 
 
 def test_many_that_wait_for_one_are_not_all_made(world: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROW_WAITING", 20)
+    monkeypatch.setattr(hunger, "GROW_WAITING", 20)
     layers = [Layer(b"x", (), (), [b"x"]), Layer(b"y", (0,), (0,), [b"y"]), Layer(b"z", (), (1,), [b"z"])]
     world.submit("g", Rule((200,), layers), [(2, 0)])
     world.settle()

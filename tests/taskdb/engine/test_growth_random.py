@@ -3,35 +3,18 @@ random: every step keeps all rules, all that is wanted is computed in the end, a
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import engine, growth
+from taskdb.engine import growth, hunger
 from taskdb.model import Level, TaskFlag, TaskState
 from taskdb.rules import Rule
-from taskdb.store.schema import U64_PAIR, Table
-from tests.support.grown_world import Grown, anomaly, grid, tree
+from taskdb.store.schema import Table
+from tests.support.chance import CLIENTS, Chance, put_off
+from tests.support.grown_world import anomaly, grid, tree
 
-CLIENTS = ("client", "other")
 
-
-class Chance:
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.world = Grown()
-        #: Tasks by group that came new with a submission.
-        self.total: Counter[str] = Counter()
-        self.names: list[str] = []
-        #: Keys of outputs, and of other graphs' tasks.
-        self.keys: list[bytes] = []
-
-    def some(self, keys: list[tuple[bytes, int]], most: int) -> tuple[list[bytes], list[int]]:
-        some = self.random.sample(keys, min(len(keys), self.random.randint(1, most)))
-        return [key for key, _ in some], [task_id for _, task_id in some]
-
+class Rules(Chance):
     def submit_rule(self) -> None:
         n, chance = self.random.randint(1, 5), self.random
         rule = chance.choice([grid(n), anomaly(n), tree(chance.randint(1, 30), chance.randint(2, 5))])
@@ -85,23 +68,6 @@ class Chance:
         if leases:
             self.world.note(self.world.do(c.Report([lease.id for lease in leases], [Level.HELD] * len(leases))))
 
-    def new_scheduler(self) -> None:
-        world = self.world
-        held = world.in_states(TaskState.PROCESSING, TaskState.MEMORY)
-        world.note(world.begin_epoch())
-        if held:
-            keys, _ = self.some(held, len(held))
-            world.note(world.do(c.Adopt(world.epoch - 1, keys, [self.random.choice([Level.MEMORY, Level.HELD]) for _ in keys])))
-        world.note(world.do(c.EndRecovery()))
-
-    def lease(self) -> None:
-        """Without doing all that is put off before."""
-        self.world.grow()
-        txn = self.world.store.write()
-        self.world.engine.lease(txn, 2, self.random.randint(1, 5))
-        txn.commit()
-        self.world.check()
-
     def step(self) -> None:
         world, chance = self.world, self.random
         processing, memory = world.in_states(TaskState.PROCESSING), world.in_states(TaskState.MEMORY)
@@ -113,6 +79,7 @@ class Chance:
             case 2 | 3:
                 world.take(chance.randint(1, 5))
             case 4:
+                world.grow()
                 self.lease()
             case 5 | 6 | 7 | 8 if processing:
                 world.finish_ids(*self.some(processing, 4)[1])
@@ -127,7 +94,7 @@ class Chance:
             case 12:
                 world.note(world.do(c.Retry([chance.choice(self.keys)])))
             case 13 if chance.random() < 0.3:
-                self.new_scheduler()
+                self.take_over()
             case 14:
                 world.note(world.do(c.Want(chance.choice(CLIENTS), [chance.choice(self.keys)])))
             case 15 if chance.random() < 0.5:
@@ -137,49 +104,27 @@ class Chance:
             case 16:
                 self.crash()
             case 17:
-                txn = world.store.write()
-                world.note(world.engine.step(txn, chance.randint(1, 9))[0])
-                txn.commit()
-                world.check()
-
-    def wanted(self) -> set[int]:
-        with self.world.store.read() as txn:
-            return {U64_PAIR.unpack(key)[1] for key, _ in txn.scan(Table.WANTS)}
+                self.some_background()
 
     def end(self) -> None:
-        """All that is wanted is computed, or has failed, and a retry helps; then nobody wants anything."""
         world = self.world
         world.note(world.do(*(c.SealGraph(name) for name in self.names)))
         world.refused.clear()
-        for _ in range(2):
-            world.finish_ids(*(task_id for _, task_id in world.in_states(TaskState.PROCESSING)))
-            world.run()
-            world.note(world.do(c.Retry(self.keys)))
-            world.settle()
-        world.run()
-        assert self.wanted() <= {task_id for _, task_id in world.in_states(TaskState.MEMORY)}
-        world.note(world.do(*map(c.DropClient, CLIENTS)))
-        world.settle()
+        self.compute_all()
+        self.leave()
         if self.random.random() < 0.5:
             world.note(world.do(*map(c.AbortGraph, self.names)))
             world.settle()
-        assert world.tasks() == 0
-        with world.store.read() as txn:
-            for table in (Table.GRAPHS, Table.RULES, Table.GROWTH, Table.DROPPED, Table.RUNS, Table.REDGES, Table.EDGES, Table.TODO):
-                assert txn.count(table) == 0
-        assert world.forgotten == {group: count for group, count in self.total.items() if count}
+        self.nothing_is_left(Table.GRAPHS, Table.RULES, Table.GROWTH, Table.DROPPED, Table.RUNS, Table.REDGES, Table.EDGES, Table.TODO)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_anything_may_happen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "GROW_TASKS", 5)
-    monkeypatch.setattr(growth, "GROW_QUEUED", 3)
+    monkeypatch.setattr(hunger, "GROW_QUEUED", 3)
     if seed % 2:
-        # What is put off stays put off.
-        monkeypatch.setattr(engine, "STEP_ITEMS", 1)
-        monkeypatch.setattr(engine, "STEP_ITEMS_BATCH", 1)
-        monkeypatch.setattr(engine, "STEP_ITEMS_PER_COMMAND_ITEM", 0)
-    chance = Chance(seed)
+        put_off(monkeypatch)
+    chance = Rules(seed)
     chance.submit_rule()
     for _ in range(80):
         chance.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import spool
+from taskdb.engine import hunger, spool
 from taskdb.engine.engine import Engine
 from taskdb.engine.queries import status
 from taskdb.engine.recovery import clients, graphs
@@ -75,7 +75,7 @@ def test_a_sealed_one_says_what_is_to_come() -> None:
 
 
 def test_many_queued_tasks_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "GROW_QUEUED", 1)
+    monkeypatch.setattr(hunger, "GROW_QUEUED", 1)
     world = Spooled()
     assert world.grow()
     assert not world.grow()
@@ -206,6 +206,9 @@ def test_another_daemon_knows_what_is_spooled() -> None:
         (c.Cancel("client", [b"h0"], False), [("g", 0), ("g", 3), ("g", 6), ("h", 0), ("h", 3)]),
         (c.Want("other", [b"unknown"]), []),
         (c.DropClient("client"), []),
+        (c.AddTasks("other", 0, [b"g1"], flags=[TaskFlag.EXTERNAL]), [("g", 0)]),
+        # A run that comes again, as its stream broke.
+        (chain("g", 3, 3), []),
     ],
 )
 def test_what_a_command_names_can_be_carried_out_before_it(command: c.Command, expected: list[tuple[str, int]]) -> None:

@@ -3,38 +3,27 @@ come and go, at random: every step keeps all rules, all that is wanted is comput
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
 
 from taskdb import commands as c
-from taskdb.engine import engine, spool
+from taskdb.engine import hunger, spool
 from taskdb.engine.engine import Engine
 from taskdb.model import GraphFlag, Level, TaskFlag, TaskState
-from taskdb.store.schema import U64_PAIR, Table
-from tests.support.grown_world import Grown, grid
+from taskdb.store.schema import Table
+from tests.support.chance import CLIENTS, Chance, put_off
+from tests.support.grown_world import grid
 
-CLIENTS = ("client", "other")
 
-
-class Chance:
+class Spools(Chance):
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.world = Grown()
-        #: Tasks by group that came new with a submission.
-        self.total: Counter[str] = Counter()
+        super().__init__(seed)
         #: What is still to be sent of each open submission.
         self.rest: dict[str, list[c.AddTasks]] = {}
         self.sent: dict[str, list[c.AddTasks]] = {}
-        self.names: list[str] = []
-        self.keys: list[bytes] = []
         #: Runs that were spooled.
         self.spooled = 0
-
-    def some(self, items: list[tuple[bytes, int]], most: int) -> tuple[list[bytes], list[int]]:
-        some = self.random.sample(items, min(len(items), self.random.randint(1, most)))
-        return [key for key, _ in some], [task_id for _, task_id in some]
 
     def submit(self) -> None:
         """A graph in several runs: most keys are its own; some are others', and inputs are named as such."""
@@ -139,17 +128,6 @@ class Chance:
                 txn.commit()
             self.world.note(self.world.do(c.Report(ids, [Level.HELD] * len(leases))))
 
-    def new_scheduler(self) -> None:
-        world = self.world
-        held = world.in_states(TaskState.PROCESSING, TaskState.MEMORY)
-        world.note(world.begin_epoch())
-        self.rest.clear()
-        if held:
-            keys, _ = self.some(held, len(held))
-            keys = list({*keys, self.random.choice(self.keys)})
-            world.note(world.do(c.Adopt(world.epoch - 1, keys, [self.random.choice([Level.MEMORY, Level.HELD]) for _ in keys])))
-        world.note(world.do(c.EndRecovery()))
-
     def step(self) -> None:
         world, chance = self.world, self.random
         processing, memory = world.in_states(TaskState.PROCESSING), world.in_states(TaskState.MEMORY)
@@ -160,10 +138,7 @@ class Chance:
             case 2:
                 world.grow()
             case 3:
-                txn = world.store.write()
-                world.engine.lease(txn, 2, chance.randint(1, 5))
-                txn.commit()
-                world.check()
+                self.lease()
             case 4 | 5 | 6 if processing:
                 world.finish_ids(*self.some(processing, 4)[1])
             case 7 if memory or processing:
@@ -175,7 +150,8 @@ class Chance:
             case 9:
                 world.note(world.do(c.Retry([key])))
             case 10 if chance.random() < 0.3:
-                self.new_scheduler()
+                self.rest.clear()
+                self.take_over(key)
             case 11 if chance.random() < 0.5:
                 world.note(world.do(c.Want(client, [key])))
             case 12 if chance.random() < 0.5:
@@ -189,10 +165,7 @@ class Chance:
             case 16:
                 self.say_again()
             case 17:
-                txn = world.store.write()
-                world.note(world.engine.step(txn, chance.randint(1, 9))[0])
-                txn.commit()
-                world.check()
+                self.some_background()
             case 18 if chance.random() < 0.1:
                 name = chance.choice(self.names)
                 self.rest.pop(name, None)
@@ -200,12 +173,7 @@ class Chance:
             case _:
                 self.send(2)
 
-    def wanted(self) -> set[int]:
-        with self.world.store.read() as txn:
-            return {U64_PAIR.unpack(key)[1] for key, _ in txn.scan(Table.WANTS)}
-
     def end(self) -> None:
-        """All that is wanted is computed, or has failed, and a retry helps; then nobody wants anything."""
         world, chance = self.world, self.random
         for name in list(self.rest):
             self.seal(name)
@@ -217,31 +185,18 @@ class Chance:
             self.names.append("rule")
             self.total.update({f"rule{layer}": count for layer, count in enumerate(rule.counts)})
             assert self.count(Table.SPOOL) == 0
-        for _ in range(2):
-            world.finish_ids(*(task_id for _, task_id in world.in_states(TaskState.PROCESSING)))
-            world.run()
-            world.note(world.do(c.Retry(self.keys)))
-            world.settle()
-        world.run()
-        assert self.wanted() <= {task_id for _, task_id in world.in_states(TaskState.MEMORY)}
+        self.compute_all()
         assert self.count(Table.SPOOL) == 0
-        world.note(world.do(*map(c.DropClient, CLIENTS)))
-        world.settle()
-        assert world.tasks() == 0
-        for table in (Table.GRAPHS, Table.CLIENTS, Table.RUNS, Table.REDGES, Table.EDGES, Table.SPECS, Table.TODO):
-            assert self.count(table) == 0
-        assert world.forgotten == {group: count for group, count in self.total.items() if count}
+        self.leave()
+        self.nothing_is_left(Table.GRAPHS, Table.CLIENTS, Table.RUNS, Table.REDGES, Table.EDGES, Table.SPECS, Table.TODO)
 
 
-def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> Chance:
-    monkeypatch.setattr(spool, "GROW_QUEUED", 3)
+def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> Spools:
+    monkeypatch.setattr(hunger, "GROW_QUEUED", 3)
     monkeypatch.setattr(spool, "SPOOL_TASKS_MAX", 25)
     if seed % 2:
-        # What is put off stays put off.
-        monkeypatch.setattr(engine, "STEP_ITEMS", 1)
-        monkeypatch.setattr(engine, "STEP_ITEMS_BATCH", 1)
-        monkeypatch.setattr(engine, "STEP_ITEMS_PER_COMMAND_ITEM", 0)
-    chance = Chance(seed)
+        put_off(monkeypatch)
+    chance = Spools(seed)
     chance.submit()
     for _ in range(100):
         chance.step()

@@ -46,9 +46,7 @@ async def dask_setup(
         adapter = Adapter(scheduler, config)
         await adapter.start()
         if _own_process():
-            # Modules stay: no collection shall look at them again.
-            gc.collect()
-            gc.freeze()
+            gc.freeze()  # modules stay: no collection shall look at them again
     except Exception as e:
         _fail(scheduler, e)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,18 @@ def lease(id: int, key: str, func: Any, *args: Any, deps: list[int] | None = Non
     return Lease(id, pack_key(key), spec, 0, Rank(0.0, 0.0, float(id)), deps or [], "g", "s", b"", -1, 0, [], dependents=1)
 
 
+@asynccontextmanager
+async def residency_with_workers(count: int) -> AsyncIterator[tuple[Scheduler, Residency]]:
+    """In a real scheduler that validates its state, with no database behind it; each worker has one thread."""
+    async with AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True))
+        for _ in range(count):
+            await stack.enter_async_context(Worker(scheduler.address, nthreads=1))
+        pager = Pager(scheduler, AdapterConfig.load())
+        scheduler.add_plugin(pager)
+        yield scheduler, pager.residency
+
+
 async def until_in(scheduler: Scheduler, key: str, state: str) -> None:
     async with asyncio.timeout(30):
         while scheduler.tasks[key].state != state:
@@ -43,13 +57,7 @@ def test_what_was_kept_for_a_dependent_that_leaves_undone_is_told_again(how: str
     stop = tmp_path / "stop"
 
     async def scene() -> None:
-        async with (
-            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True) as scheduler,
-            Worker(scheduler.address, nthreads=1),
-        ):
-            pager = Pager(scheduler, AdapterConfig.load())
-            scheduler.add_plugin(pager)
-            residency = pager.residency
+        async with residency_with_workers(1) as (scheduler, residency):
             residency.page_in([lease(1, "kept", f.inc, 1), lease(2, "input", f.inc, 2)])
             await until_in(scheduler, "kept", "memory")
             await until_in(scheduler, "input", "memory")
@@ -82,13 +90,7 @@ def test_the_database_is_told_soon_only_where_it_alone_knows_what_is_needed(depe
     stop = tmp_path / "stop"
 
     async def scene() -> None:
-        async with (
-            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True) as scheduler,
-            Worker(scheduler.address, nthreads=1),
-        ):
-            pager = Pager(scheduler, AdapterConfig.load())
-            scheduler.add_plugin(pager)
-            residency = pager.residency
+        async with residency_with_workers(1) as (scheduler, residency):
             inputs = [replace(lease(id, f"input-{id}", f.inc, id), dependents=dependents) for id in (1, 2)]
             waits = lease(3, "waits", f.wait_for_file, str(stop))
             total = lease(4, "total", f.total_of, *map(TaskRef, ("input-1", "input-2", "waits")), deps=[1, 2, 3])
@@ -147,14 +149,7 @@ def test_a_worker_counts_no_more_what_runs_and_its_input_let_go_of_together(tmp_
     stop = tmp_path / "stop"
 
     async def scene() -> None:
-        async with (
-            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0", validate=True) as scheduler,
-            Worker(scheduler.address, nthreads=1),
-            Worker(scheduler.address, nthreads=1),
-        ):
-            pager = Pager(scheduler, AdapterConfig.load())
-            scheduler.add_plugin(pager)
-            residency = pager.residency
+        async with residency_with_workers(2) as (scheduler, residency):
             residency.page_in([lease(1, "input", f.inc, 1)])
             await until_in(scheduler, "input", "memory")
             (has_it,) = scheduler.tasks["input"].who_has
